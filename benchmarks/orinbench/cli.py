@@ -13,7 +13,7 @@ from orinbench.judge.history.command import history_command
 from orinbench.measure.command import llama_bench_command
 from orinbench.measure.profiling.command import profile_command
 from orinbench.measure.suite.command import suite_command
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinbench.serve.command import serve_bench_command
 from orinbench.show.command import report_command
 from orinbench.show.twin_command import twin_command
@@ -47,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = orinbench.main(args=argv, prog_name="orinbench", standalone_mode=False)
     except (BenchError, BadInput) as error:
-        Messages().print_line(str(error))
+        Progress().print_line(str(error))
         sys.exit(error.exit_code if isinstance(error, BenchError) else EXIT_BAD_INPUT)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "orinbench"
         said = error.format_message().rstrip(".")
-        Messages().print_line(f"{said}; {command} --help lists what there is")
+        Progress().print_line(f"{said}; {command} --help lists what there is")
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        Messages().print_line("interrupted")
+        Progress().print_line("interrupted")
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,7 +1,7 @@
 """Options of commands: each is said once, as a field of a dataclass that its command is given.
 
-A command that measures calls `check_output` and `check_board` before it writes or opens anything,
-and hands its records, whole or not, to `write_records`.
+A command that measures calls `require_output_paths` and `require_asked_board` before it writes or
+opens anything, and hands its records, whole or not, to `write_records`.
 """
 
 import functools
@@ -55,7 +55,7 @@ _HISTORY = "[default: ~/.local/state/tinygrad-orin/history.db]"
 class Option:
     """One of click's options, whose help says its default, too.
 
-    It decorates a command, or is by its `flag` a field of the dataclass that a command is given.
+    It decorates a command, or is by `as_field` a field of the dataclass that a command is given.
     """
 
     names: str  # in one string
@@ -71,9 +71,9 @@ class Option:
         return click.option(*self.names.split(), help=what, **self.given)(command)
 
     @property
-    def flag(self) -> Any:
+    def as_field(self) -> Any:
         """A dataclass's field that has its value."""
-        return options_field({"": self})
+        return combined_field({"": self})
 
 
 def option(names: str, what: str, **given: Any) -> Option:
@@ -81,12 +81,12 @@ def option(names: str, what: str, **given: Any) -> Option:
     return Option(names, what, given)
 
 
-def flag(names: str, what: str, **given: Any) -> Any:
+def option_field(names: str, what: str, **given: Any) -> Any:
     """Return a dataclass's field that has an option's value."""
-    return option(names, what, **given).flag
+    return option(names, what, **given).as_field
 
 
-def options_field(of: Mapping[str, Option]) -> Any:
+def combined_field(of: Mapping[str, Option]) -> Any:
     """Return a dataclass's field that has the values of several options, by their keys."""
     return field(metadata={"options": of})
 
@@ -159,20 +159,22 @@ def with_history_file(command: Command) -> Command:
 class ModelOptions:
     """Options that name models: files, or the shape and type of a synthetic one."""
 
-    model: tuple[str, ...] = flag(
+    model: tuple[str, ...] = option_field(
         "-m --model",
         "GGUF file, or hf.co/OWNER/REPO[:QUANT]; may be repeated.",
         multiple=True,
         metavar="FILE",
     )
-    hf: tuple[str, ...] = flag(
+    hf: tuple[str, ...] = option_field(
         "-hf -hfr --hf-repo",
         "Model of the Hugging Face hub, as llama.cpp's option; may be repeated.",
         multiple=True,
         metavar="OWNER/REPO[:QUANT]",
     )
-    shape: str = flag("--shape", "Shape of the synthetic model used without -m.", default="160m")
-    quant: str = flag("--quant", "Type of its weights.", default="Q6_K")
+    shape: str = option_field(
+        "--shape", "Shape of the synthetic model used without -m.", default="160m"
+    )
+    quant: str = option_field("--quant", "Type of its weights.", default="Q6_K")
 
     def model_files(self) -> list[Path]:
         """Return the models' files; those of the hub are fetched."""
@@ -199,12 +201,16 @@ OFFLINE = "orinbench.offline"
 class CaseOptions:
     """llama-bench's options that make tests."""
 
-    n_prompt: tuple[str, ...] = flag("-p --n-prompt", "Tokens of a prompt. [default: 512]", **LISTS)
-    n_gen: tuple[str, ...] = flag("-n --n-gen", "Tokens to generate. [default: 128]", **LISTS)
-    pairs: tuple[str, ...] = flag(
+    n_prompt: tuple[str, ...] = option_field(
+        "-p --n-prompt", "Tokens of a prompt. [default: 512]", **LISTS
+    )
+    n_gen: tuple[str, ...] = option_field(
+        "-n --n-gen", "Tokens to generate. [default: 128]", **LISTS
+    )
+    pairs: tuple[str, ...] = option_field(
         "-pg", "A prompt and then a generation, timed together.", multiple=True, metavar="PP,TG"
     )
-    n_depth: tuple[str, ...] = flag(
+    n_depth: tuple[str, ...] = option_field(
         "-d --n-depth", "Tokens in the cache before a test. [default: 0]", **LISTS
     )
 
@@ -223,13 +229,13 @@ class CaseOptions:
 class BackendOptions:
     """Options that choose what computes."""
 
-    backends: tuple[str, ...] = flag(
+    backends: tuple[str, ...] = option_field(
         "--backend",
         f"What to measure: {', '.join(BACKEND_NAMES)}. [default: the best tinygrad device, and "
         "llama.cpp if it is installed]",
         **LISTS,
     )
-    llama_bench: str | None = flag(
+    llama_bench: str | None = option_field(
         "--llama-bench",
         "llama.cpp's llama-bench, which has llama-server beside it. [default: from PATH]",
         metavar="PATH",
@@ -240,31 +246,31 @@ class BackendOptions:
 class RunOptions:
     """Options that say how a run goes and where its results go, whatever it measures."""
 
-    repetitions: int = flag(
+    repetitions: int = option_field(
         "-r --repetitions",
         "Rounds, in each of which every test runs once.",
         default=10,
         type=AT_LEAST_1,
         metavar="N",
     )
-    processes: int | None = flag(
+    processes: int | None = option_field(
         "--processes",
         "Fresh processes of each backend that share the rounds. [default: 10, of suite 6]",
         type=AT_LEAST_1,
         metavar="N",
     )
-    output: str = output_option([*RENDERERS]).flag
-    output_err: str | None = flag(
+    output: str = output_option([*RENDERERS]).as_field
+    output_err: str | None = option_field(
         "-oe --output-err",
         "Also print this form to standard error.",
         type=click.Choice([*RENDERERS]),
     )
-    history: Path | None = history_option("Database in which the run is kept.").flag
-    no_history: bool = flag("--no-history", "Do not keep the run.", is_flag=True)
+    history: Path | None = history_option("Database in which the run is kept.").as_field
+    no_history: bool = option_field("--no-history", "Do not keep the run.", is_flag=True)
     report: Path | None = option(
         "--report", "Also write a page with plots.", type=ANY_PATH, metavar="FILE.html"
-    ).flag
-    variables: tuple[str, ...] = flag(
+    ).as_field
+    variables: tuple[str, ...] = option_field(
         "--env",
         "Measure tinygrad with each of these values of a variable, as BEAM=0,2,4, as so many "
         "backends of one run; several: all combinations.",
@@ -277,34 +283,36 @@ class RunOptions:
         "there. It is made if it is missing.",
         type=FILE,
         metavar="FILE",
-    ).flag
-    seed: int = seed_option("order and input").flag
-    delay: float = flag(
+    ).as_field
+    seed: int = seed_option("order and input").as_field
+    delay: float = option_field(
         "--delay", "Seconds to wait before each sample.", default=0.0, type=FiniteNumber(0)
     )
-    require: str | None = flag(
+    require: str | None = option_field(
         "--require",
         "Refuse to measure unless the board is in these states: maxn, pinned.",
         metavar="LIST",
     )
-    rails: str | None = flag(
+    rails: str | None = option_field(
         "--rails",
         "Power rails whose energy is summed. [default: those of the board's module]",
         metavar="LIST",
     )
-    cooldown: float | None = flag(
+    cooldown: float | None = option_field(
         "--cooldown",
         "Wait until the board is this cool before each sample.",
         type=FiniteNumber(0),
         metavar="CELSIUS",
     )
-    timeout: float = timeout_option("a step").flag
-    progress: bool = flag(
+    timeout: float = timeout_option("a step").as_field
+    progress: bool = option_field(
         "--progress",
         "Print a line for each repetition, also where there is no terminal.",
         is_flag=True,
     )
-    verbose: bool = flag("-v --verbose", "Show the backends' output and all columns.", is_flag=True)
+    verbose: bool = option_field(
+        "-v --verbose", "Show the backends' output and all columns.", is_flag=True
+    )
 
 
 def parse_numbers(
@@ -340,7 +348,7 @@ def process_count(given: int | None, repetitions: int, default: int) -> int:
     return min(given or default, repetitions)
 
 
-def check_board(options: RunOptions, roots: Roots) -> None:
+def require_asked_board(options: RunOptions, roots: Roots) -> None:
     """Raise BenchError for a board that is not as asked, before anything is written or opened."""
     if options.require is not None:
         require_board(options.require, roots)
@@ -348,7 +356,7 @@ def check_board(options: RunOptions, roots: Roots) -> None:
         hottest_celsius(options.cooldown, roots)
 
 
-def check_output(options: RunOptions) -> None:
+def require_output_paths(options: RunOptions) -> None:
     """Raise BenchError for what excludes another, and for files that could not be written."""
     if (page := options.report) is not None:
         folder = page.absolute().parent

@@ -10,7 +10,7 @@ _BETWEEN_LINES = 10.0
 _EMPTIED = "\r\x1b[K"
 
 
-class Messages:
+class Progress:
     """Receives what happens, and says it on standard error.
 
     On a terminal the last line says what takes time now, and how far that is. Elsewhere there is a

@@ -4,7 +4,7 @@ import time
 
 from tests.benchmarks.orinbench_command import Capture, Patch
 
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -12,7 +12,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def use(talk: Messages) -> None:
+def use(talk: Progress) -> None:
     talk.show_phase("opening tinygrad:CPU")
     talk.show_detail("a detail")
     talk.print_line("a line that stays")
@@ -27,7 +27,7 @@ def use(talk: Messages) -> None:
 def test_the_rest_is_told_now_and_then(capsys: Capture, monkeypatch: Patch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    talk = Messages()
+    talk = Progress()
     talk.announce_steps("20 rounds", 0.5, 20)
     for _ in range(20):
         now[0] += 3.0
@@ -45,7 +45,7 @@ def test_the_rest_is_told_now_and_then(capsys: Capture, monkeypatch: Patch) -> N
 def test_details_are_lines_now_and_then(capsys: Capture, monkeypatch: Patch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    talk = Messages()
+    talk = Progress()
     talk.show_phase("checking")
     for token in range(1, 31):
         now[0] += 1.0
@@ -55,7 +55,7 @@ def test_details_are_lines_now_and_then(capsys: Capture, monkeypatch: Patch) -> 
 
 
 def test_progress_adds_a_line_for_each_repetition(capsys: Capture) -> None:
-    use(Messages(every=True))
+    use(Progress(every=True))
     assert capsys.readouterr().err.splitlines()[-3:] == [
         "orinbench: tinygrad:CPU: process 1 of 2",
         "orinbench: 50%, about 0 s left: tinygrad:CPU tg16",
@@ -67,7 +67,7 @@ def test_on_a_terminal_the_last_line_changes(monkeypatch: Patch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "20")
-    use(Messages())
+    use(Progress())
     lines = terminal.getvalue().split("\n")
     assert [line.rpartition("\x1b[K")[2] for line in lines] == [
         "orinbench: a line that stays",

@@ -18,16 +18,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.check.arithmetic import (
-    EIGHT_BIT_ACTIVATIONS,
-    EIGHT_BIT_CACHE,
-    EIGHT_BITS_BY_256,
-    HALF_WEIGHTS,
-    SIXTEEN_BIT_ACTIVATIONS,
-    UNQUANTIZED,
-    Arithmetic,
-    RoundedReference,
-)
 from orinbench.check.expert_ties import resolve_ties, score_gap_limits
 from orinbench.check.greedy import Engine, GreedyGeneration, needed_context
 from orinbench.check.judgement import EngineVerdict, judge_logits
@@ -39,13 +29,29 @@ from orinbench.check.nonfinite import (
     weights_fault,
 )
 from orinbench.check.reference import Reference
+from orinbench.check.rounded_reference import (
+    EIGHT_BIT_ACTIVATIONS,
+    EIGHT_BIT_CACHE,
+    EIGHT_BITS_BY_256,
+    HALF_WEIGHTS,
+    SIXTEEN_BIT_ACTIVATIONS,
+    UNQUANTIZED,
+    EngineRounding,
+    RoundedReference,
+)
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.model import ModelInfo
 from orinllm.progress import Say, say_nothing
 
 __all__ = [
-    "EIGHT_BITS_BY_256", "EIGHT_BIT_ACTIVATIONS", "EIGHT_BIT_CACHE", "HALF_WEIGHTS",
-    "EngineToCheck", "EngineVerdict", "judge_logits", "run_check",
+    "EIGHT_BITS_BY_256",
+    "EIGHT_BIT_ACTIVATIONS",
+    "EIGHT_BIT_CACHE",
+    "HALF_WEIGHTS",
+    "EngineToCheck",
+    "EngineVerdict",
+    "check_engine",
+    "judge_logits",
 ]  # fmt: skip
 
 _PROMPT_LENGTHS = (40, 7)  # more than one chunk of tinygrad's prefill, and less than one
@@ -65,11 +71,11 @@ class EngineToCheck:
 
     name: str
     engine: Engine
-    arithmetic: Arithmetic
+    arithmetic: EngineRounding
     long: int = 0
 
 
-def run_check(
+def check_engine(
     model: ModelInfo,
     candidate: EngineToCheck,
     n_tokens: int = 12,
@@ -99,7 +105,7 @@ def run_check(
         return failed_verdict(candidate, (), f"{error}; {fault}")
     if fault := generation_fault(model, generations):
         return failed_verdict(candidate, generations, fault)
-    arithmetic = arithmetic_of(model, candidate, generations)
+    arithmetic = engine_rounding(model, candidate, generations)
     rounded = RoundedReference(model, arithmetic, context)
     layers = LayerJudge(reference, rounded, context)
     wanted, noisy = [], []
@@ -108,7 +114,7 @@ def run_check(
         generation = generations[number - 1]
         last = len(generation.tokens)
         text = [*prompt, *generation.tokens[:-1]]
-        routes = layers.judge_text(text, generation)
+        routes = layers.collect_errors(text, generation)
         wanted.append(reference.logits(text, last, routes))
         drawn = [one.logits_with_experts_of(reference, text, last) for one in layers.draws_of_all]
         noisy.append(np.stack(drawn))
@@ -117,7 +123,7 @@ def run_check(
     for prompt, generation in zip(long, generations[len(prompts) :], strict=True):
         say(f"float64 reference of a prompt of {len(prompt)}, layer by layer")
         text = [*prompt, *generation.tokens[:-1]]
-        layers.judge_text(text, generation, _judged_positions(len(prompt), len(text)))
+        layers.collect_errors(text, generation, _judged_positions(len(prompt), len(text)))
     generations = generations[: len(prompts)]
     if not all(np.isfinite(rows).all() for rows in wanted):
         fault = f"the reference's logits are not finite; {first_nonfinite_text(model)}"
@@ -169,9 +175,9 @@ def require_passed(model: ModelInfo, verdict: EngineVerdict) -> None:
         raise CheckFailed(f"check of {model.path} failed: {verdict.summary_line()}")
 
 
-def arithmetic_of(
+def engine_rounding(
     model: ModelInfo, candidate: EngineToCheck, generations: Sequence[GreedyGeneration]
-) -> Arithmetic:
+) -> EngineRounding:
     """Return the candidate's arithmetic: tinygrad's fused kernels do as llama.cpp's.
 
     A path that says what its layers are given, and is not fused, is the engine's on the CPU.

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from orinbench.check import EngineVerdict, long_prompt, random_prompts, run_check
+from orinbench.check import EngineVerdict, check_engine, long_prompt, random_prompts
 from orinbench.check.gate import llama_cpp_to_check, tinygrad_to_check
 from orinbench.check.vision import EncoderVerdict, check_encoder
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
@@ -21,13 +21,13 @@ from orinbench.options import (
     AT_LEAST_1,
     BackendOptions,
     ModelOptions,
-    flag,
+    option_field,
     output_option,
     seed_option,
     timeout_option,
     with_options,
 )
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinllm.mmproj import make_encode_function, read_projector
 
 _TYPES: dict[str, Any] = {"type": click.Choice(KEY_TYPES), "default": "f16"}
@@ -37,22 +37,24 @@ _TYPES: dict[str, Any] = {"type": click.Choice(KEY_TYPES), "default": "f16"}
 class CheckOptions(BackendOptions, ModelOptions):
     """Options of the command."""
 
-    n_tokens: int = flag("-n", "Tokens to decode after each prompt.", default=12, type=AT_LEAST_1)
-    n_depth: int | None = flag(
+    n_tokens: int = option_field(
+        "-n", "Tokens to decode after each prompt.", default=12, type=AT_LEAST_1
+    )
+    n_depth: int | None = option_field(
         "-d --n-depth",
         "Also judge tinygrad's layers behind a prompt of N tokens. [default: 552 on a GPU, if the "
         "context has 1024 and no layer a state]",
         type=AT_LEAST_0,
         metavar="N",
     )
-    seed: int = seed_option("the prompts").flag
-    timeout: float = timeout_option("an answer").flag  # seconds
-    cache_type_k: str = flag("-ctk --cache-type-k", "Type of the K cache.", **_TYPES)
-    cache_type_v: str = flag("-ctv --cache-type-v", "Type of the V cache.", **_TYPES)
-    mmproj: str | None = flag(
+    seed: int = seed_option("the prompts").as_field
+    timeout: float = timeout_option("an answer").as_field  # seconds
+    cache_type_k: str = option_field("-ctk --cache-type-k", "Type of the K cache.", **_TYPES)
+    cache_type_v: str = option_field("-ctv --cache-type-v", "Type of the V cache.", **_TYPES)
+    mmproj: str | None = option_field(
         "--mmproj", "Check the encoder of pictures of this file, too.", metavar="FILE"
     )
-    output: str = output_option(["text", "json"]).flag
+    output: str = output_option(["text", "json"]).as_field
 
 
 @click.command("check", context_settings={"max_content_width": 100})
@@ -65,7 +67,7 @@ def check_command(options: CheckOptions) -> int:
     """
     if (key := options.cache_type_k) != (value := options.cache_type_v):
         raise BenchError(f"-ctk {key}, -ctv {value}: of one type in tinygrad; give both the same")
-    talk = Messages()
+    talk = Progress()
     if options.mmproj is not None:
         read_projector(options.mmproj)
     paths, _ = find_or_make_models(options, talk)
@@ -123,7 +125,7 @@ def _check_encoder(name: str, mmproj: str, seed: int) -> EncoderVerdict:
 
 
 def _check_backend(
-    name: str, model: ModelInfo, llama_bench: Path | None, options: CheckOptions, talk: Messages
+    name: str, model: ModelInfo, llama_bench: Path | None, options: CheckOptions, talk: Progress
 ) -> EngineVerdict:
     def say(text: str) -> None:
         talk.show_detail(f"{name}: {text}")
@@ -132,9 +134,9 @@ def _check_backend(
     if name == "llama.cpp":
         if (found := llama_cpp_to_check(model, llama_bench, timeout, say)) is None:
             raise BenchError("no llama-server beside llama-bench or on PATH")
-        return run_check(model, found, n_tokens, seed, say)
+        return check_engine(model, found, n_tokens, seed, say)
     with DeviceBackend(name.removeprefix("tinygrad:"), timeout) as device:
         candidate = tinygrad_to_check(name, model, device, say, options.cache_type_k)
         if options.n_depth is not None:
             candidate = replace(candidate, long=options.n_depth)
-        return run_check(model, candidate, n_tokens, seed, say)
+        return check_engine(model, candidate, n_tokens, seed, say)

@@ -9,19 +9,19 @@ from orinbench.check import (
     EIGHT_BITS_BY_256,
     HALF_WEIGHTS,
     EngineToCheck,
+    check_engine,
     default_long_prompt_length,
     require_passed,
-    run_check,
 )
 from orinbench.check.greedy import tinygrad_engine
 from orinbench.check.reference import unsupported_feature
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.measure.backends.backend import Backend, BackendDiedError
+from orinbench.measure.backends.backend import Backend, BackendError
 from orinbench.measure.backends.llama_server import find_llama_program, llama_cpp_engine
 from orinbench.measure.backends.tinygrad_backend import DeviceBackend, TinygradBackend
 from orinbench.measure.results import LaneResult
 from orinbench.model import ModelInfo
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinllm.progress import Say
 
 # Weights up to which the float64 reference takes seconds: checked without being asked.
@@ -38,7 +38,7 @@ class CorrectnessGate:
     """
 
     def __init__(
-        self, asked: bool | None, talk: Messages, llama_bench: Path | None, timeout: float
+        self, asked: bool | None, talk: Progress, llama_bench: Path | None, timeout: float
     ) -> None:
         self.asked = asked
         self.talk = talk
@@ -49,7 +49,7 @@ class CorrectnessGate:
         """Return what was found, or why nothing was looked for, with a `text` for people.
 
         Raises CheckFailed for wrong numbers, BenchError for a model that --check cannot check, and
-        BackendDiedError for an engine that does not answer.
+        BackendError for an engine that does not answer.
         """
         assert lane.model is not None, "only lanes with a model have a gate"
         if reason := self._skip_reason(lane.model):
@@ -63,12 +63,14 @@ class CorrectnessGate:
             }
         self.talk.show_phase(f"{name}: checking tokens and logits against the float64 reference")
         try:
-            verdict = run_check(lane.model, candidate, seed=_SEED, say=self._detail_printer(name))
+            verdict = check_engine(
+                lane.model, candidate, seed=_SEED, say=self._detail_printer(name)
+            )
             require_passed(lane.model, verdict)
         except CheckFailed:
             raise
         except BenchError as error:
-            raise BackendDiedError(f"check: {error}") from error
+            raise BackendError(f"check: {error}") from error
         return {**asdict(verdict), "seed": _SEED, "text": f"passed, {verdict.summary_line()}"}
 
     def _skip_reason(self, model: ModelInfo) -> str | None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinbench.errors import BenchError
-from orinbench.measure.backends.backend import BackendDiedError, LoadRequest
+from orinbench.measure.backends.backend import BackendError, LoadRequest
 from orinbench.measure.backends.worker_process import WorkerProcess
 from orinllm.progress import Say, say_nothing
 
@@ -65,33 +65,33 @@ def decode_greedily(
 
     def begin() -> None:
         executor.fill_cache(prompt, 0, cut)
-        executor.begin(prompt, cut)
+        executor.begin_answer(prompt, cut)
 
     def replayed() -> Iterator[int]:
         """Yield the number of each token when it is computed behind those that came before."""
         begin()
         yield 1
         for number, token in enumerate(tokens[:-1], 1):
-            executor.step(token, last + number)
+            executor.launch_step(token, last + number)
             yield number + 1
 
     say(f"reading {len(prompt)} tokens")
     begin()
     tokens: list[int] = []
     while len(tokens) < n_tokens:
-        tokens.append(executor.token())
+        tokens.append(executor.wait_for_token())
         say(f"token {len(tokens)} of {n_tokens}")
         if len(tokens) < n_tokens:
-            executor.step()
+            executor.launch_step()
     logits = []
     for number in replayed():
-        logits.append(executor.logits().astype(np.float64))
+        logits.append(executor.wait_for_logits().astype(np.float64))
         say(f"logits {number} of {n_tokens}")
-    if (layers := executor.watch(last + n_tokens)) is not None:
+    if (layers := executor.watch_layers(last + n_tokens)) is not None:
         for number in replayed():
-            executor.token()
+            executor.wait_for_token()
             say(f"layers of token {number} of {n_tokens}")
-        executor.watch(0)
+        executor.watch_layers(0)
     return GreedyGeneration(tokens, np.stack(logits), False, executor.name == "fused", layers)
 
 
@@ -118,7 +118,7 @@ def tinygrad_engine(
         with start(say=say) as worker:
             try:
                 return worker.runner.generate_greedily(load, prompts, n_tokens)
-            except BackendDiedError as error:
+            except BackendError as error:
                 raise BenchError(f"tinygrad: {error}") from error
 
     return engine

@@ -179,7 +179,7 @@ def judge_logits(
         kl_error=kl_error,
         top1_agreement=float(np.mean(tokens == reference.argmax(axis=-1))),
     )
-    failures += _excessive_errors(found)
+    failures += _excessive_error_texts(found)
     noise = yardstick.position_rms * float(np.clip(relative / usual, 1, MOST_WIDE))
     wrong = wrong_choice_texts(reference, tokens, noise)
     failures += wrong
@@ -206,7 +206,7 @@ def _column_means(squares: Array) -> Array:
     return means
 
 
-def _excessive_errors(found: EngineVerdict) -> list[str]:
+def _excessive_error_texts(found: EngineVerdict) -> list[str]:
     assert found.relative_error is not None
     failures = []
     if not found.relative_error <= found.tolerance:

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.check.arithmetic import (
-    SIXTEEN_BIT_ACTIVATIONS,
-    RoundedPromptReference,
-    RoundedReference,
-)
 from orinbench.check.expert_ties import Way, find_ties, score_gap_limits
 from orinbench.check.greedy import GreedyGeneration
 from orinbench.check.judgement import EngineVerdict
 from orinbench.check.reference import Positions, Reference
 from orinbench.check.reference_rope import Array
+from orinbench.check.rounded_reference import (
+    SIXTEEN_BIT_ACTIVATIONS,
+    RoundedPromptReference,
+    RoundedReference,
+)
 
 # Limits, as multiples of what rounding makes. docs/models.md has the largest values that right
 # engines reach, and the script that finds them.
@@ -83,11 +83,11 @@ class LayerJudge:
         more = [RoundedReference(exact.model, self._arithmetic, context, at) for at in places[1:]]
         self._rounded = [rounded, *more]
         for one in self._rounded:
-            one.share_unpacked(exact)
+            one.share_unpacked_with(exact)
         kept = self._arithmetic.kept  # their cache is the same
         self._of_chunks = [RoundedPromptReference(exact, kept, context, place) for place in places]
         for one in self._of_chunks[1:]:
-            one.share_unpacked(self._of_chunks[0])
+            one.share_unpacked_with(self._of_chunks[0])
         # What draws the rounding of all layers together.
         self.draws_of_all = self._rounded[: _DRAWS_OF_ALL if states else 1]
         self._found: dict[str, list[tuple[Array, ...]]] = {}
@@ -95,10 +95,10 @@ class LayerJudge:
         self.broken: list[str] = []
         self.seen = False  # whether the engine says what its layers are given
 
-    def judge_text(
+    def collect_errors(
         self, tokens: Sequence[int], generation: GreedyGeneration, of: Positions = slice(None)
     ) -> Way | None:
-        """Judge what layers made of a text; return the experts that they took.
+        """Collect errors of what layers made of a text; return the experts that they took.
 
         None: the engine does not say, or its numbers are none. `of`: the positions that are judged,
         among which the experts have their places.
@@ -124,10 +124,12 @@ class LayerJudge:
         routes = Way()
         for layer in range(len(x) - 1):
             after = x[layer + 1, of].astype(np.float64)
-            routes |= self._judge_layer(layer, (x[layer].astype(np.float64), of), after, chunks)
+            routes |= self._collect_layer_errors(
+                layer, (x[layer].astype(np.float64), of), after, chunks
+            )
         if begun:
             place = len(tokens) - len(logits)
-            routes |= self._judge_last_layer(x[-2].astype(np.float64), logits[:1], place)
+            routes |= self._collect_last_errors(x[-2].astype(np.float64), logits[:1], place)
         if last:
             left = x[-1, -last:].astype(np.float64)
             wanted, rounded = (
@@ -136,7 +138,7 @@ class LayerJudge:
             self._keep_errors("the head", logits[begun:] - wanted, (rounded - wanted)[None], wanted)
         return routes
 
-    def _judge_last_layer(self, x: Array, logits: Array, place: int) -> Way:
+    def _collect_last_errors(self, x: Array, logits: Array, place: int) -> Way:
         """Collect errors of the last layer and the head at a place, given what the layer was.
 
         Returns the experts that it took.
@@ -163,7 +165,7 @@ class LayerJudge:
     def _has_state(self, layer: int) -> bool:
         return f"blk.{layer}.ssm_conv1d.weight" in self._exact.model.tensors
 
-    def _judge_layer(
+    def _collect_layer_errors(
         self, layer: int, given: tuple[Array, Positions], after: Array, chunks: NDArray[np.bool_]
     ) -> Way:
         """Collect errors of a layer, given all positions and which are judged.

@@ -50,7 +50,7 @@ class VisionReference:
         self.merge = self._metadata_value("spatial_merge_size", 2) if self._free else 1
         self.size = None if self._free else self._metadata_value("image_size")
 
-    def tile_rows(self, pixels: NDArray[np.uint8]) -> Array:
+    def encode_tile(self, pixels: NDArray[np.uint8]) -> Array:
         """Return the rows of a tile (height, width, 3): (rows, width of the language model)."""
         down, across = (side // self.patch for side in pixels.shape[:2])
         places = self._patch_places(down, across)

@@ -59,7 +59,7 @@ def check_encoder(backend: str, mmproj: Path, encode: Encode, seed: int) -> Enco
     rounding = np.float32 if backend.endswith("CPU") else np.float16
     rounded = VisionReference(mmproj, rounding)
     tiles = random_tiles(exact, seed)
-    wanted, near = (np.concatenate([r.tile_rows(t) for t in tiles]) for r in (exact, rounded))
+    wanted, near = (np.concatenate([r.encode_tile(t) for t in tiles]) for r in (exact, rounded))
     found, scale = encode(tiles).astype(np.float64), float(np.sqrt(np.mean(wanted**2)))
     if found.shape != wanted.shape:
         return EncoderVerdict(backend, str(mmproj), len(found), np.inf, 0.0, np.inf, False)

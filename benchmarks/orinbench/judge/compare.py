@@ -33,7 +33,7 @@ def compare_command(before: str, after: str, output: str, history: Path | None) 
     Exit code 0: nothing is slower. 1: something is, or failed in B. 2: bad input.
     """
     path = history or history_path()
-    old, new = (find_records(name, path) for name in (before, after))
+    old, new = (records_of_result(name, path) for name in (before, after))
     compared = compare_saved(old, new, noise_between_results(before, after, path))
     if not compared.judged:
         raise BenchError(
@@ -52,14 +52,14 @@ def noise_between_results(before: str, after: str, history: Path) -> dict[str, N
     """Return how much runs differ by themselves, as far as the history of this machine knows it."""
     if not history.exists():
         return {}
-    one, other = (_history_run(name, history) for name in (before, after))
+    one, other = (_history_run_id(name, history) for name in (before, after))
     with History(history) as store:
         trends = read_trends(store, RecordFilter())
     if one is not None and other is not None:
         return noise_by_case(trends, one, other)
-    records = find_records(after, history)
+    records = records_of_result(after, history)
     machines = {(case_key(record), machine_key(record)) for record in records}
-    judged = [*records, *find_records(before, history)]
+    judged = [*records, *records_of_result(before, history)]
     return {
         case_key(last): _noise_of_other_runs(trend, judged)
         for trend in trends
@@ -76,19 +76,19 @@ def _noise_of_other_runs(trend: Trend, judged: Sequence[Record]) -> Noise | None
     return trend.noise_of_days(known if days == known else set(), without=own)
 
 
-def _history_run(name: str, history: Path) -> int | None:
+def _history_run_id(name: str, history: Path) -> int | None:
     """Return the number of a run of the history that a name means, None for anything else."""
     if Path(name).exists() or not history.exists():
         return None
     with History(history) as store:
-        return store.run_named(name)
+        return store.run_id_named(name)
 
 
-def find_records(name: str, history: Path) -> list[Record]:
+def records_of_result(name: str, history: Path) -> list[Record]:
     """Return the records of a file or of a run of the history; raises BenchError."""
     if Path(name).exists():
         return load_records(Path(name))
-    if (run := _history_run(name, history)) is None:
+    if (run := _history_run_id(name, history)) is None:
         raise BenchError(f"{name}: no such file, and no run or pinned name of {history}")
     with History(history) as store:
         return store.records(run)

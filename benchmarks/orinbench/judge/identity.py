@@ -120,7 +120,7 @@ def measurement_day(record: Record) -> str | None:
     return str(record.test_time)[:10] if record.test_time else None
 
 
-def context_fields(record: Record) -> dict[str, Any]:
+def setup_fields(record: Record) -> dict[str, Any]:
     """Return what may explain that a record differs from another of the same measurement."""
     environment = record.environment
     found = {field: environment.get(field) for field in CONTEXT_FIELDS if field in environment}
@@ -131,12 +131,12 @@ def context_fields(record: Record) -> dict[str, Any]:
     return {field: value for field, value in found.items() if value not in (None, [], {})}
 
 
-def context_differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
+def setup_differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
     """Return what differs between the contexts of two results, one line each.
 
     What only one of them knows is no difference.
     """
-    old, new = (_context_values(records) for records in (before, after))
+    old, new = (_setup_values(records) for records in (before, after))
     return [
         f"{field}: {' + '.join(old[field])} -> {' + '.join(new[field])}"
         for field in old
@@ -144,10 +144,10 @@ def context_differences(before: Sequence[Record], after: Sequence[Record]) -> li
     ]
 
 
-def _context_values(records: Sequence[Record]) -> dict[str, list[str]]:
+def _setup_values(records: Sequence[Record]) -> dict[str, list[str]]:
     found: dict[str, dict[str, None]] = {}
     for record in records:
-        for field, value in context_fields(record).items():
+        for field, value in setup_fields(record).items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             found.setdefault(field, {})[text] = None
     return {field: list(values) for field, values in found.items()}

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import is_finite_number, read_text
+from orinbench.files_and_json import is_finite_number, read_text
 from orinbench.judge.identity import model_type_suffix
 from orinbench.judge.make_records import compact_json
-from orinbench.judge.samples import summarize
+from orinbench.judge.samples import summarize_samples
 from orinbench.judge.schema import SCHEMA_VERSION, Plain, Record, record_fault, record_from_fields
 from orinbench.measure.plan import Case
 
@@ -98,7 +98,7 @@ def completed_record(plain: Plain) -> Record:
         # llama.cpp's own, and ours from before each round had a process: one process made them.
         record.processes = [0] * len(record.samples_ts)
     if record.samples_ts and record.median_ts is None:
-        summary = summarize(record.samples_ts, processes=record.processes)
+        summary = summarize_samples(record.samples_ts, processes=record.processes)
         record.median_ts, record.p5_ts, record.p95_ts = summary.median, summary.p5, summary.p95
         record.ci95_low_ts, record.ci95_high_ts = summary.ci_low, summary.ci_high
     return record

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orinbench.check.row_gate import row_check_text
+from orinbench.check.row_result_gate import row_check_text
 from orinbench.judge.samples import (
     BenchWarning,
     SampleSummary,
     WarningKind,
     sample_warnings,
-    summarize,
+    summarize_samples,
 )
 from orinbench.judge.schema import LLAMA_FIELDS, SCHEMA_VERSION, Plain, Record
 from orinbench.judge.verdict import compare_paired, holm_adjusted, process_medians, verdict_text
@@ -54,7 +54,7 @@ def make_records(run: RunResult) -> list[Record]:
     """Return one record per row, in the plan's order."""
     rows = [(lane, row) for lane in run.lanes for row in lane.rows]
     records = [_record_of_row(run, lane, row) for lane, row in rows]
-    for index, comparison in compare_rows(run):
+    for index, comparison in comparisons_with_baseline(run):
         records[index].comparisons.append(comparison)
     return records
 
@@ -236,7 +236,7 @@ def _lane_fields(lane: LaneResult) -> Plain:
     return fields
 
 
-def _suite_fields(lane: LaneResult, row: RowResult, prepared: PreparedCase) -> Plain:
+def _suite_row_fields(lane: LaneResult, row: RowResult, prepared: PreparedCase) -> Plain:
     extra = {
         "calls": prepared.calls,
         "flops": prepared.flops or None,
@@ -288,19 +288,19 @@ def _statistics_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plai
         fields["launches_per_token"] = row.warm_up.launches_per_token
     prepared = row.prepared_case
     if prepared is not None:
-        fields |= _suite_fields(lane, row, prepared)
+        fields |= _suite_row_fields(lane, row, prepared)
     if isinstance(row.case, Case) or prepared is not None:
         fields["work"] = row.work_units
     if not row.samples:
         return fields
-    summary = summarize(row.throughputs, run.plan.seed, row.sample_processes)
+    summary = summarize_samples(row.throughputs, run.plan.seed, row.sample_processes)
     if isinstance(row.case, Case) and row.case.is_encoding:
         fields |= _picture_fields(lane, row, summary)
     elif isinstance(row.case, Case) and row.case.text:
         fields |= _first_text_fields(row, summary)
     if isinstance(row.case, Case) and row.case.sms:
         fields["extra"] = fields.get("extra", {}) | _envelope_fields(lane, row, row.case, summary)
-    nanoseconds = summarize([float(sample.ns) for sample in row.samples])
+    nanoseconds = summarize_samples([float(sample.ns) for sample in row.samples])
     percent = roofline_percent(lane, row, summary)
     if prepared is not None:
         fields["peak_percent"] = _percent_of_peak(
@@ -436,7 +436,7 @@ class RowPair:
     medians: tuple[list[float], list[float]]
 
 
-def compare_rows(run: RunResult) -> list[tuple[int, Plain]]:
+def comparisons_with_baseline(run: RunResult) -> list[tuple[int, Plain]]:
     """Compare rows with the same test of the baseline: llama.cpp if it ran, else the first lane.
 
     Returns (place of the record, comparison) for each pair. All of a run are judged at once; only

@@ -38,7 +38,9 @@ class RankTest:
     least_p: float
 
 
-def signed_rank(differences: Sequence[float] | Floats, confidence: float = CONFIDENCE) -> RankTest:
+def signed_rank_test(
+    differences: Sequence[float] | Floats, confidence: float = CONFIDENCE
+) -> RankTest:
     """Return Wilcoxon's signed rank test of differences of pairs, shape (n,), n at least 1.
 
     The estimate is Hodges and Lehmann's: the median of the means of all pairs of differences. The
@@ -57,7 +59,7 @@ def signed_rank(differences: Sequence[float] | Floats, confidence: float = CONFI
     return RankTest(_sorted_median(means), low, high, p_value, min(1.0, 2.0 ** (1 - n)))
 
 
-def rank_sum(
+def rank_sum_test(
     ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, confidence: float = CONFIDENCE
 ) -> RankTest:
     """Return Wilcoxon's rank sum test (Mann and Whitney's) of two samples of at least 1 each.

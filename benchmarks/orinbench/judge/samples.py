@@ -83,7 +83,7 @@ class SampleSummary:
     ci_high: float | None
 
 
-def summarize(
+def summarize_samples(
     samples: Sequence[float], seed: int = 0, processes: Sequence[int] | None = None
 ) -> SampleSummary:
     """Return the statistics of at least one sample.
@@ -128,13 +128,13 @@ def bootstrap_interval(
         return None, None
     medians = np.array([np.median(group) for group in groups])
     picks = np.random.default_rng(seed).integers(0, n, (resamples, n))
-    tail = _tail_share(n)
+    tail = _interval_tail_share(n)
     low, high = np.quantile(np.median(medians[picks], axis=1), [tail, 1 - tail])
     return float(low), float(high)
 
 
 @lru_cache
-def _tail_share(n: int) -> float:
+def _interval_tail_share(n: int) -> float:
     return math.erfc(math.sqrt(n / (n - 1)) * student_t(SIGNIFICANCE, n - 1) / math.sqrt(2)) / 2
 
 

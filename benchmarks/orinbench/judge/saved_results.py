@@ -7,9 +7,9 @@ from typing import Any
 from orinbench.judge.identity import (
     benchmark_and_test,
     case_key,
-    context_differences,
     machine_key,
     measurement_identity,
+    setup_differences,
     test_labels,
 )
 from orinbench.judge.schema import Record
@@ -154,7 +154,7 @@ def compare_saved(
         for test in judged
         if (each := test.comparison.noise) is not None
     ]
-    return SavedComparison(judged, missing, context_differences(before, after), usual, questions)
+    return SavedComparison(judged, missing, setup_differences(before, after), usual, questions)
 
 
 # Values of samples.WarningKind: of a run whose machine was not the one that is asked about.

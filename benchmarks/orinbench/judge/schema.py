@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import is_finite_number, parse_dataclass
+from orinbench.files_and_json import is_finite_number, parse_dataclass
 
 SCHEMA_VERSION = 1
 Plain = dict[str, Any]

@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from orinbench.judge.ranks import Floats, Ranks, RankTest, doubled_ranks, rank_sum, signed_rank
+from orinbench.judge.ranks import (
+    Floats,
+    Ranks,
+    RankTest,
+    doubled_ranks,
+    rank_sum_test,
+    signed_rank_test,
+)
 from orinbench.show.markdown import counted_noun
 
 SIGNIFICANCE = 0.05
@@ -102,7 +109,7 @@ def compare_paired(ours: Sequence[float], theirs: Sequence[float]) -> Comparison
     drawn, a machine that slows down or swings does so for either side.
     """
     logs = np.log(np.asarray(ours, dtype=np.float64) / np.asarray(theirs, dtype=np.float64))
-    return _judged_comparison(len(logs), lambda chance: signed_rank(logs, 1 - chance))
+    return _judged_comparison(len(logs), lambda chance: signed_rank_test(logs, 1 - chance))
 
 
 def compare_separate(
@@ -115,8 +122,10 @@ def compare_separate(
     the test is of these two runs alone, and says nothing about their software: `compare_records`.
     """
     a, b = (np.log(np.asarray(side, dtype=np.float64)) for side in (ours, theirs))
-    comparison = _judged_comparison(min(len(a), len(b)), lambda chance: rank_sum(a, b, 1 - chance))
-    return comparison if noise is None else _judged_against_noise(comparison, noise)
+    comparison = _judged_comparison(
+        min(len(a), len(b)), lambda chance: rank_sum_test(a, b, 1 - chance)
+    )
+    return comparison if noise is None else _comparison_with_noise(comparison, noise)
 
 
 def without_verdict(comparison: Comparison, reason: Verdict) -> Comparison:
@@ -168,7 +177,7 @@ def _verdict_of_p(ratio: float, p_value: float) -> Verdict:
     return Verdict.FASTER if ratio > 1 else Verdict.SLOWER
 
 
-def _judged_against_noise(comparison: Comparison, noise: Noise) -> Comparison:
+def _comparison_with_noise(comparison: Comparison, noise: Noise) -> Comparison:
     log_ratio, sd = math.log(comparison.ratio), noise.sd * math.sqrt(2)
     t = abs(log_ratio) / sd if sd > 0 else math.inf if log_ratio else 0.0
     p_value = student_p(t, noise.degrees)
@@ -241,7 +250,7 @@ def holm_p_values(p_values: Sequence[float]) -> list[float]:
     return found
 
 
-def pairs_needed(tests: int) -> int:
+def rounds_needed(tests: int) -> int:
     """Return the rounds from which on the judge can say anything of `tests` tests at once.
 
     The least p of signed ranks is 2 / 2^n, which Holm multiplies by the number of tests.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import write_atomically
+from orinbench.files_and_json import write_atomically
 from orinbench.judge.samples import BenchWarning, WarningKind
 from orinboard.board import BoardState, read_state
 from orinboard.energy import BENCHMARK_HERTZ, EnergySampler

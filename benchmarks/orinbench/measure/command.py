@@ -17,7 +17,7 @@ from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.judge.history.store import history_path
 from orinbench.judge.make_records import make_records
-from orinbench.judge.verdict import pairs_needed
+from orinbench.judge.verdict import rounds_needed
 from orinbench.measure.backends.backend import Backend, CaseLeftOutError
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend, find_llama_bench
 from orinbench.measure.backends.orin_envelope import GreenContextPreload
@@ -28,9 +28,9 @@ from orinbench.measure.llama_flags import (
     LlamaBenchOptions,
     WholeWordCommand,
     all_devices_text,
-    check_llama_cpp_flags,
     llama_cpp_arguments,
-    parity_options,
+    require_llama_cpp_values,
+    with_llama_bench_flags,
 )
 from orinbench.measure.models_and_backends import choose_backends, find_or_make_models
 from orinbench.measure.plan import (
@@ -50,16 +50,16 @@ from orinbench.measure.runner import Runner
 from orinbench.measure.token_sampling import parse_sampling
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
-    check_board,
-    check_output,
     kept_cache_environment,
     parse_numbers,
     process_count,
+    require_asked_board,
+    require_output_paths,
     with_options,
     write_records,
 )
 from orinbench.pictures import RandomPictures, VisionModel
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinboard.files import Roots
 from orinllm.cpu.program import MOST_ROWS
 from orinllm.errors import BadInput
@@ -84,7 +84,7 @@ FIRST_RUN = "everything works here; the kernels are made for GPUs (docs/measure/
     short_help="Measure a model on tinygrad and llama.cpp.",
     context_settings={"max_content_width": 100},
 )
-@parity_options
+@with_llama_bench_flags
 @with_options(LlamaBenchOptions)
 def llama_bench_command(options: LlamaBenchOptions) -> int:
     """Measure a model on tinygrad and llama.cpp, with llama-bench's flags.
@@ -97,9 +97,9 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
         click.echo(all_devices_text(find_llama_bench(options.llama_bench)))
         return 0
     roots = Roots()
-    check_options(options, roots)
+    require_possible_options(options, roots)
     plan_options = PlanOptions(options)
-    talk, sms = Messages(options.progress), options.sms
+    talk, sms = Progress(options.progress), options.sms
     for path, samples in take_lost_journals(journal_directory()):
         talk.print_line(f"an earlier run was killed; its samples are in {path} ({samples})")
     paths, synthetic = find_or_make_models(options, talk)
@@ -111,9 +111,9 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
     if not tests:
         raise BenchError("-p 0 -n 0: nothing to run; give -p, -n or -pg a number above 0")
     asked = plan_options.texts if plan_options.asks_text else []
-    check_contexts([*tests, *(Case(n, 0, 0, text=True) for n in asked)], models.values())
+    require_contexts([*tests, *(Case(n, 0, 0, text=True) for n in asked)], models.values())
     backends, binary = choose_backends(options.backends, options.llama_bench, talk, sms)
-    check_possible(options, plan_options, backends)
+    require_possible_plan(options, plan_options, backends)
     texts = timed_text_lengths(plan_options, models.values(), talk)
     lanes = make_lanes(backends, paths, tests, settings, texts, sms, options.sampling)
     lanes = lanes_by_environment(
@@ -142,7 +142,7 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
             rails=chosen_rails(options.rails, roots),
             interrupts=interrupts,
             fit_seconds=None if options.processes else FIT_SECONDS,
-            least_processes=pairs_needed(sum(len(lane.cases) for lane in lanes[1:])),
+            least_processes=rounds_needed(sum(len(lane.cases) for lane in lanes[1:])),
         )
         made_up = all(model.name.startswith("synthetic ") for model in models.values())
         runner.result.synthetic = synthetic or made_up
@@ -153,10 +153,10 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
     return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.failed else 0
 
 
-def check_options(options: LlamaBenchOptions, roots: Roots) -> None:
+def require_possible_options(options: LlamaBenchOptions, roots: Roots) -> None:
     """Raise BenchError for what cannot be, before anything is written or opened."""
-    check_output(options)
-    check_llama_cpp_flags(options)
+    require_output_paths(options)
+    require_llama_cpp_values(options)
     parse_variables(options.variables)
     if kept_cache_environment(options.kept) and options.cold_start:
         raise BenchError("--kept with --cold-start: a cold start has nothing kept; choose one")
@@ -164,7 +164,7 @@ def check_options(options: LlamaBenchOptions, roots: Roots) -> None:
         parse_sampling(text)
         if options.path_ == "general":
             raise BenchError(f"--sampling {text}: tinygrad.llm's network draws in its own way")
-    check_board(options, roots)
+    require_asked_board(options, roots)
     if options.textfile is not None:
         require_textfile_directory(options.textfile)
 
@@ -198,7 +198,9 @@ class PlanOptions:
         self.settings = parse_settings(options.knobs)
 
 
-def check_possible(options: LlamaBenchOptions, plan: PlanOptions, backends: Sequence[str]) -> None:
+def require_possible_plan(
+    options: LlamaBenchOptions, plan: PlanOptions, backends: Sequence[str]
+) -> None:
     """Raise BenchError for what no test or no backend of the run can do."""
     most = max(plan.parallel)
     if most > 1 and not any(test.n_gen for test in plan.tests):
@@ -221,7 +223,7 @@ def check_possible(options: LlamaBenchOptions, plan: PlanOptions, backends: Sequ
         raise BenchError("-ctk, -ctv: keys and values are of one type in tinygrad; give both")
 
 
-def timed_text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Messages) -> list[int]:
+def timed_text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Progress) -> list[int]:
     """Return the lengths of the texts to time, none where a model cannot answer such a text.
 
     Raises BenchError if they were asked for.
@@ -273,7 +275,7 @@ def picture_tests(options: LlamaBenchOptions, models: Sequence[Path]) -> list[Ca
     ]
 
 
-def check_contexts(tests: Iterable[Case], models: Iterable[ModelInfo]) -> None:
+def require_contexts(tests: Iterable[Case], models: Iterable[ModelInfo]) -> None:
     """Raise BenchError for a test that does not fit into a model's context."""
     for model, case in itertools.product(models, tests):
         if case.context_length > model.context_length:

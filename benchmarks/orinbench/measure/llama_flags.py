@@ -23,9 +23,9 @@ from orinbench.options import (
     ModelOptions,
     Option,
     RunOptions,
-    flag,
+    combined_field,
     option,
-    options_field,
+    option_field,
 )
 
 # `--numa` and `--prio` of llama-bench 0.5.0 (tools/llama-bench).
@@ -46,16 +46,16 @@ def _knob_option(knob: ListSetting) -> Option:
 class LlamaBenchOptions(RunOptions, BackendOptions, CaseOptions, ModelOptions):
     """Options of llama-bench; `knobs` are the LISTs of each setting of KNOBS, by field."""
 
-    n_parallel: tuple[str, ...] = flag(
+    n_parallel: tuple[str, ...] = option_field(
         "-npl", "Sequences that -n decodes at once. [default: 1]", **LISTS
     )
-    texts: tuple[str, ...] = flag(
+    texts: tuple[str, ...] = option_field(
         "--ttft",
         "Measure the time to the first text, of prompts of so many tokens; 0: do not. [default: "
         "the largest -p]",
         **LISTS,
     )
-    sampling: tuple[str, ...] = flag(
+    sampling: tuple[str, ...] = option_field(
         "--sampling",
         "Repeat generation tests with tokens drawn by temperature, top_p, top_k, min_p; "
         "temperature=0: the most likely ones.",
@@ -67,43 +67,43 @@ class LlamaBenchOptions(RunOptions, BackendOptions, CaseOptions, ModelOptions):
         "Also measure the encoder of this file, and the time from a picture to the first text.",
         type=ANY_PATH,
         metavar="FILE",
-    ).flag
-    pictures: tuple[str, ...] = flag(
+    ).as_field
+    pictures: tuple[str, ...] = option_field(
         "--picture", "Sizes of its pictures. [default: 640x480]", multiple=True, metavar="WxH,..."
     )
-    path_: str = flag(
+    path_: str = option_field(
         "--path",
         "general: measure tinygrad.llm's own network, not the engine.",
         type=click.Choice(["auto", "general"]),
         default="auto",
     )
-    sms: int | None = flag(
+    sms: int | None = option_field(
         "--sms",
         "Use only N multiprocessors of the GPU (CUDA); an AGX Orin has 16.",
         type=AT_LEAST_1,
         metavar="N",
     )
-    check: bool | None = flag(
+    check: bool | None = option_field(
         "--check/--no-check", "Check the numbers first. [default: of small models]", default=None
     )
-    cold_start: bool | None = flag(
+    cold_start: bool | None = option_field(
         "--cold-start/--no-cold-start",
         "Time a first start, with an empty kernel cache. [default: yes, unless BEAM or JITBEAM is "
         "set]",
         default=None,
     )
-    no_warmup: bool = flag("--no-warmup", "Skip the warm-up.", is_flag=True)
+    no_warmup: bool = option_field("--no-warmup", "Skip the warm-up.", is_flag=True)
     textfile: Path | None = option(
         "--textfile",
         "Write the figures for node_exporter's textfile collector into DIR.",
         type=click.Path(path_type=Path, readable=False),
         metavar="DIR",
-    ).flag
-    list_devices: bool = flag("--list-devices", "List the devices and exit.", is_flag=True)
-    numa: str | None = flag("--numa", "Passed to llama.cpp.", type=click.Choice(NUMA))
-    prio: int | None = flag("--prio", "Passed to llama.cpp.", type=click.IntRange(-1, 3))
-    rpc: str | None = flag("-rpc --rpc", "Passed to llama.cpp.", metavar="LIST")
-    knobs: Mapping[str, tuple[str, ...]] = options_field({k.field: _knob_option(k) for k in KNOBS})
+    ).as_field
+    list_devices: bool = option_field("--list-devices", "List the devices and exit.", is_flag=True)
+    numa: str | None = option_field("--numa", "Passed to llama.cpp.", type=click.Choice(NUMA))
+    prio: int | None = option_field("--prio", "Passed to llama.cpp.", type=click.IntRange(-1, 3))
+    rpc: str | None = option_field("-rpc --rpc", "Passed to llama.cpp.", metavar="LIST")
+    knobs: Mapping[str, tuple[str, ...]] = combined_field({k.field: _knob_option(k) for k in KNOBS})
 
 
 class WholeWordCommand(click.Command):
@@ -155,7 +155,7 @@ _INSTEAD = {
 }
 
 
-def parity_options(command: Command) -> Command:
+def with_llama_bench_flags(command: Command) -> Command:
     """Add the flags of llama-bench that end the command, or say how another is read."""
     instead = "Refused, with what does the same."
     for names, what, callback, is_flag in (
@@ -170,7 +170,7 @@ def parity_options(command: Command) -> Command:
     return command
 
 
-def check_llama_cpp_flags(options: LlamaBenchOptions) -> None:
+def require_llama_cpp_values(options: LlamaBenchOptions) -> None:
     """Raise BenchError for a value that llama-bench would not take."""
     rpc = options.rpc
     for server in rpc.split(",") if rpc is not None else ():

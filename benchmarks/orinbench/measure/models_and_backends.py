@@ -11,11 +11,11 @@ from orinbench.measure.backends.llama_cpp import find_llama_bench
 from orinbench.measure.backends.tinygrad_backend import open_failure
 from orinbench.measure.plan import TINYGRAD_DEVICES, is_backend_name
 from orinbench.options import ModelOptions
-from orinbench.progress import Messages
-from orinbench.synth import cached_synthetic, write_progress
+from orinbench.progress import Progress
+from orinbench.synth import cached_synthetic, progress_callback
 
 
-def find_or_make_models(options: ModelOptions, talk: Messages) -> tuple[list[Path], bool]:
+def find_or_make_models(options: ModelOptions, talk: Progress) -> tuple[list[Path], bool]:
     """Return the models' paths, and whether it is the synthetic one, made now if need be."""
     if given := options.model_files():
         for name in ("shape", "quant"):
@@ -29,7 +29,7 @@ def find_or_make_models(options: ModelOptions, talk: Messages) -> tuple[list[Pat
                 )
         return list(dict.fromkeys(given)), False
     path = cached_synthetic(
-        options.shape, options.quant, 0, write_progress("writing the synthetic model")
+        options.shape, options.quant, 0, progress_callback("writing the synthetic model")
     )
     talk.print_line(
         f"no -m: synthetic model {options.shape} {options.quant} (random weights), {path}"
@@ -38,7 +38,7 @@ def find_or_make_models(options: ModelOptions, talk: Messages) -> tuple[list[Pat
 
 
 def choose_backends(
-    given: Sequence[str], llama_bench: str | None, talk: Messages, sms: int | None = None
+    given: Sequence[str], llama_bench: str | None, talk: Progress, sms: int | None = None
 ) -> tuple[list[str], Path | None]:
     """Return the backends to run and llama.cpp's binary.
 
@@ -62,7 +62,7 @@ def choose_backends(
             )
     if names:
         return list(dict.fromkeys(names)), binary
-    chosen = (["tinygrad:CUDA"] if sms else first_open_device(talk)) + (
+    chosen = (["tinygrad:CUDA"] if sms else first_open_devices(talk)) + (
         ["llama.cpp"] if binary else []
     )
     if not chosen:
@@ -70,7 +70,7 @@ def choose_backends(
     return chosen, binary
 
 
-def first_open_device(talk: Messages) -> list[str]:
+def first_open_devices(talk: Progress) -> list[str]:
     """Return the first of tinygrad's devices that opens, as a list of at most one."""
     for device in TINYGRAD_DEVICES:
         talk.show_phase(f"trying tinygrad:{device}")

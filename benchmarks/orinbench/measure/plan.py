@@ -310,7 +310,7 @@ def make_lanes(
                 ways += [replace(case, sampling=text) for text in sampling if case.n_gen]
                 threads = dict(combination).get("n_threads")
                 if not backend.startswith("tinygrad:CPU"):
-                    lane = replace(lane, key_type=cache_key_type(dict(combination)))
+                    lane = replace(lane, key_type=kv_cache_type(dict(combination)))
                 elif threads is not None:
                     lane = replace(lane, n_threads=int(threads))
                 combination = ()
@@ -348,7 +348,7 @@ def lanes_by_environment(lanes: Sequence[Lane], texts: Sequence[str]) -> tuple[L
     )
 
 
-def cache_key_type(settings: Mapping[str, object]) -> str:
+def kv_cache_type(settings: Mapping[str, object]) -> str:
     """Return the type of tinygrad's keys and values: what -ctk and -ctv both say, if it is known.
 
     Else it is f16, and the knobs are recorded as ignored.

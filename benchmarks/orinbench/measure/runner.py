@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from orinbench.check.row_gate import require_row_passed
+from orinbench.check.row_result_gate import require_row_passed
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.interrupts import Interrupts
 from orinbench.measure.backends.backend import (
     Backend,
-    BackendDiedError,
+    BackendError,
     Bandwidth,
     CaseLeftOutError,
     NonfiniteLogitsError,
@@ -39,7 +39,7 @@ from orinbench.measure.journal import Journal
 from orinbench.measure.plan import Plan, planned_repetitions
 from orinbench.measure.results import LaneResult, RowResult, RunResult
 from orinbench.model import ModelInfo
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinbench.show.markdown import counted_noun
 from orinboard.files import Roots
 
@@ -53,7 +53,7 @@ class Runner:
 
     `gate` checks a backend's numbers and raises CheckFailed; lanes without a model have none and
     check each case in its warm-up. `probe` measures a device's copy bandwidth and raises
-    BackendDiedError; None leaves the roofline out. Before each repetition come a pause of `delay`
+    BackendError; None leaves the roofline out. Before each repetition come a pause of `delay`
     seconds and the wait until the board is no hotter than `cooldown` °C. `roots` is where the
     board's sensors are; each sample goes into the `journal` at once. `rails` are the ones whose
     energy is summed, instead of those that are known to make up the machine. With `fit_seconds` a
@@ -64,7 +64,7 @@ class Runner:
     plan: Plan
     backends: Sequence[Backend]
     models: Sequence[ModelInfo | None]
-    talk: Messages
+    talk: Progress
     gate: Check | None = None
     probe: BandwidthProbe | None = None
     delay: float = 0.0
@@ -148,8 +148,8 @@ class Runner:
         for lane, backend in self._lanes:
             self.talk.show_phase(f"opening {lane.plan.name}")
             try:
-                lane.identity = backend.open()
-            except BackendDiedError as error:
+                lane.identity = backend.open_and_identify()
+            except BackendError as error:
                 lane.error = str(error)
             self.talk.finish_step(f"opened {lane.plan.name}")
         lanes = self.result.lanes
@@ -166,7 +166,7 @@ class Runner:
         name = f"{lane.plan.name}: {row.case.label}" if row else lane.plan.name
         try:
             yield
-        except BackendDiedError as error:
+        except BackendError as error:
             (row or lane).error = str(error)
             lane.no_numbers |= row is None and isinstance(error, NonfiniteLogitsError)
             self.talk.print_line(f"{name}: {error}")
@@ -192,13 +192,13 @@ class Runner:
             self.talk.show_phase(f"{device}: copy bandwidth")
             try:
                 self._bandwidths[device] = self.probe(device)
-            except BackendDiedError as error:
+            except BackendError as error:
                 self.talk.print_line(f"{device}: copy bandwidth not measured: {error}")
                 self._bandwidths[device] = None
         lane.bandwidth = self._bandwidths[device]
 
     def _measure_rounds(self) -> None:
-        self._fit_processes()
+        self._reduce_processes()
         process = 0
         for step in planned_repetitions(self.plan):
             lane, backend = self._lanes[step.lane]
@@ -214,7 +214,7 @@ class Runner:
                     self._time_repetition(step.round, lane, row, backend)
             self.talk.finish_step(f"{lane.plan.name} {row.case.label}")
 
-    def _fit_processes(self) -> None:
+    def _reduce_processes(self) -> None:
         """Take fewer processes if they would take too long, and say how long the rest takes."""
         rows = [row for lane in self.result.lanes for row in lane.rows if row.left_out is None]
         repetition_s = sum(row.warm_up.repetition_s for row in rows if row.warm_up)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import parse_dataclass
+from orinbench.files_and_json import parse_dataclass
 
 #: Where requests go, by the name that `--endpoint` takes.
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -20,16 +20,16 @@ from orinbench.options import (
     ABOVE_0,
     ANY_PATH,
     AT_LEAST_1,
-    flag,
+    combined_field,
     option,
-    options_field,
+    option_field,
     output_option,
     seed_option,
     timeout_option,
     with_options,
 )
 from orinbench.pictures import RandomPictures
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinbench.serve.client import PATHS
 from orinbench.serve.load import Load
 from orinbench.serve.load_statistics import parse_goals
@@ -49,23 +49,23 @@ _FILE: dict[str, Any] = {"type": ANY_PATH, "metavar": "FILE"}
 class ServeOptions:
     """Options of the command; `flags` are those of each server that can be started."""
 
-    urls: tuple[str, ...] = flag(
+    urls: tuple[str, ...] = option_field(
         "--url", "A running server; may be repeated.", multiple=True, metavar="URL"
     )
-    start: str | None = flag(
+    start: str | None = option_field(
         "--start", f"Servers to start, in turns: {', '.join(STARTED)}.", metavar="LIST"
     )
-    model: Path | None = option("-m --model", "GGUF file to serve.", **_FILE).flag
-    model_name: str | None = flag(
+    model: Path | None = option("-m --model", "GGUF file to serve.", **_FILE).as_field
+    model_name: str | None = option_field(
         "--model-name",
         "The model's name. [default: the first that the server lists]",
         metavar="NAME",
     )
-    api_key_file: Path | None = option("--api-key-file", "File with the key.", **_FILE).flag
-    endpoint: str = flag(
+    api_key_file: Path | None = option("--api-key-file", "File with the key.", **_FILE).as_field
+    endpoint: str = option_field(
         "--endpoint", "The path that is asked.", type=click.Choice([*PATHS]), default="completions"
     )
-    flags: Mapping[str, str] = options_field(
+    flags: Mapping[str, str] = combined_field(
         {
             name: option(
                 f"--{name}-flags", f"Flags of {name}, for --start.", default="", metavar="FLAGS"
@@ -73,45 +73,49 @@ class ServeOptions:
             for name in STARTED
         }
     )
-    input_len: int = flag("-p --input-len", "Tokens of a prompt.", type=AT_LEAST_1, default=512)
-    output_len: int = flag("-n --output-len", "Tokens of an answer.", type=AT_LEAST_1, default=128)
-    picture: str | None = flag(
+    input_len: int = option_field(
+        "-p --input-len", "Tokens of a prompt.", type=AT_LEAST_1, default=512
+    )
+    output_len: int = option_field(
+        "-n --output-len", "Tokens of an answer.", type=AT_LEAST_1, default=128
+    )
+    picture: str | None = option_field(
         "--picture",
         "A picture of so many pixels before each prompt, drawn; with --endpoint chat.",
         metavar="WxH",
     )
     mmproj: Path | None = option(
         "--mmproj", "File with which servers of --start see pictures.", **_FILE
-    ).flag
-    concurrency: str | None = flag(
+    ).as_field
+    concurrency: str | None = option_field(
         "--concurrency", "Closed loop: requests at once. [default: 1,8]", metavar="LIST"
     )
-    rate: str | None = flag("--rate", "Open loop: requests a second.", metavar="LIST")
-    burstiness: float = flag(
+    rate: str | None = option_field("--rate", "Open loop: requests a second.", metavar="LIST")
+    burstiness: float = option_field(
         "--burstiness",
         "Arrivals of --rate: below 1 in bursts, at 1 Poisson, above 1 more evenly.",
         type=ABOVE_0,
         default=1.0,
     )
-    requests: int | None = flag(
+    requests: int | None = option_field(
         "--requests",
         "Requests of each load. [default: 4 a user, at least 16]",
         type=AT_LEAST_1,
         metavar="N",
     )
-    goodput: str | None = flag(
+    goodput: str | None = option_field(
         "--goodput", "Limits in ms for goodput, as ttft:200,tpot:20,e2el:5000.", metavar="LIMITS"
     )
-    rounds: int = flag(
+    rounds: int = option_field(
         "-r --rounds",
         "Rounds. A verdict takes 7, with several loads up to 10.",
         type=AT_LEAST_1,
         default=3,
     )
-    seed: int = seed_option("texts and arrivals").flag
-    timeout: float = timeout_option("a step", 600.0).flag
-    output: str = output_option(["md", "json"]).flag
-    verbose: bool = flag("-v --verbose", "Show the servers' own output.", is_flag=True)
+    seed: int = seed_option("texts and arrivals").as_field
+    timeout: float = timeout_option("a step", 600.0).as_field
+    output: str = output_option(["md", "json"]).as_field
+    verbose: bool = option_field("-v --verbose", "Show the servers' own output.", is_flag=True)
 
 
 @click.command("serve-bench", context_settings={"max_content_width": 100})
@@ -126,7 +130,7 @@ def serve_bench_command(options: ServeOptions) -> int:
     loads = _parse_loads(options)
     plan = _make_plan(options, loads)
     servers = _make_servers(options, plan)
-    talk = Messages()
+    talk = Progress()
     with Interrupts() as interrupts:
         try:
             results = run_rounds(plan, servers, talk, interrupts)
@@ -215,7 +219,7 @@ def _running_server(url: str) -> AbstractContextManager[str]:
     return nullcontext(url)
 
 
-def _check_address(text: str) -> None:
+def _require_http_url(text: str) -> None:
     try:
         url = httpx.URL(text)
         good = url.scheme in _HTTP and url.host and (url.port or 1) < 1 << 16
@@ -233,7 +237,7 @@ def _make_servers(options: ServeOptions, plan: LoadPlan) -> tuple[Server, ...]:
         if more := options.flags[name]:
             raise BenchError(f"--{name}-flags {more}: are for --start {name}, which is not given")
     for url in options.urls:
-        _check_address(url)
+        _require_http_url(url)
     if not names and not options.urls:
         raise BenchError("--url or --start: no server; give --url URL, or --start with -m FILE")
     found = [Server(url, partial(_running_server, url)) for url in dict.fromkeys(options.urls)]

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from orinbench.judge.verdict import Comparison, Verdict, interval_text, pairs_needed, ratio_text
+from orinbench.judge.verdict import Comparison, Verdict, interval_text, ratio_text, rounds_needed
 from orinbench.measure.environment import read_environment
 from orinbench.serve.load import Load
 from orinbench.serve.load_statistics import LoadStatistics
@@ -67,7 +67,7 @@ def _latency_table(rows: list[Row]) -> str:
 def _notes(results: ServeResults, rows: list[Row]) -> list[str]:
     plan = results.plan
     compared = results.comparisons()
-    needed = pairs_needed(len(compared))
+    needed = rounds_needed(len(compared))
     notes = [_comparison_text(*each, needed) for each in compared]
     if notes and not all(server.fresh for server in results.servers):
         notes.append(

@@ -14,7 +14,7 @@ from orinbench.errors import BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.judge.verdict import Comparison, compare_paired, holm_adjusted
 from orinbench.pictures import RandomPictures
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinbench.serve.client import Client, Prompt
 from orinbench.serve.load import Load, LoadResult, ask_all
 from orinbench.serve.load_statistics import Goals, LoadStatistics, load_statistics
@@ -122,7 +122,7 @@ class ServeResults:
 
 
 def run_rounds(
-    plan: LoadPlan, servers: tuple[Server, ...], talk: Messages, interrupts: Interrupts
+    plan: LoadPlan, servers: tuple[Server, ...], talk: Progress, interrupts: Interrupts
 ) -> ServeResults:
     """Run all rounds; an interrupt ends it and keeps what is there, and so does a server's end.
 
@@ -150,7 +150,7 @@ def run_rounds(
 def _run_round(
     results: ServeResults,
     round_: int,
-    talk: Messages,
+    talk: Progress,
     finish: Callable[[Coroutine[Any, Any, None]], None],
 ) -> None:
     plan = results.plan
@@ -164,7 +164,7 @@ def _run_round(
 
 
 async def _measure_loads(
-    results: ServeResults, server: Server, served: tuple[str, str], round_: int, talk: Messages
+    results: ServeResults, server: Server, served: tuple[str, str], round_: int, talk: Progress
 ) -> None:
     plan = results.plan
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)

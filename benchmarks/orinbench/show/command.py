@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from orinbench.jsonfile import write_atomically
-from orinbench.judge.compare import find_records, noise_between_results
+from orinbench.files_and_json import write_atomically
+from orinbench.judge.compare import noise_between_results, records_of_result
 from orinbench.judge.history.store import history_path
 from orinbench.judge.saved_results import compare_saved
 from orinbench.options import FILE, history_option, option
@@ -25,7 +25,7 @@ def report_command(results: tuple[str, ...], output: Path, title: str, history: 
     of the history. Each behind the first is compared with it, test by test.
     """
     path = history or history_path()
-    found = {_run_name(result, results): find_records(result, path) for result in results}
+    found = {_run_name(result, results): records_of_result(result, path) for result in results}
     first, *later = zip(found, dict.fromkeys(results), strict=True)
     compared = {
         name: compare_saved(

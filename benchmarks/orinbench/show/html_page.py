@@ -15,7 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from orinbench.jsonfile import write_atomically
+from orinbench.files_and_json import write_atomically
 from orinbench.judge.identity import device_label, measurement_identity, test_labels
 from orinbench.judge.saved_results import JudgedTest, SavedComparison
 from orinbench.judge.schema import Record

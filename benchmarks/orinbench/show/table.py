@@ -268,7 +268,7 @@ def table_notes(records: Sequence[Record]) -> list[str]:
     found += [_first_token_note(record) for record in records]
     found += [_envelope_note(record) for record in records]
     found += [_roofline_note(record) for record in records]
-    found += [f"Timed {what}." for what in included_notes(records)]
+    found += [f"Timed {what}." for what in timed_region_notes(records)]
     for record in records:
         if source := record.extra.get("peak_source"):
             found.append(f"Peak of {record.device}: {source}.")
@@ -278,7 +278,7 @@ def table_notes(records: Sequence[Record]) -> list[str]:
         if record.joules_per_token is not None and any(record.energy)
     ]
     found += [_check_note(record) for record in records]
-    found += _row_notes(records)
+    found += _row_check_notes(records)
     found += [f"Warning: {line}" for line in warning_lines(records)]
     first = records[0]
     if first.synthetic:
@@ -347,7 +347,7 @@ def _roofline_note(record: Record) -> str:
     )
 
 
-def included_notes(records: Sequence[Record]) -> list[str]:
+def timed_region_notes(records: Sequence[Record]) -> list[str]:
     """Return, each once, whose timed region held what; with the tests where they differ."""
     found: dict[tuple[str, str], list[str]] = {}
     for record in records:
@@ -378,7 +378,7 @@ def _check_note(record: Record) -> str:
     return f"Check: {check.get('text')}."
 
 
-def _row_notes(records: Sequence[Record]) -> list[str]:
+def _row_check_notes(records: Sequence[Record]) -> list[str]:
     rows: dict[str, list[str]] = {}
     for record in records:
         if record.check and (said := record.check.get("row")):

@@ -33,7 +33,7 @@ def twin_command(results: tuple[Path, ...], output: str) -> None:
     twin = known.fit_twin(_SMS)
     rows = [
         _prediction_fields(record, work, twin, known.watts)
-        for record, work in _timed_works(results)
+        for record, work in _records_and_work(results)
     ]
     if output == "json":
         click.echo(json.dumps(rows, ensure_ascii=False))
@@ -42,13 +42,13 @@ def twin_command(results: tuple[Path, ...], output: str) -> None:
         click.echo(_calibration_notes(known, twin))
 
 
-def _timed_works(paths: tuple[Path, ...]) -> Iterator[tuple[Record, TimedWork]]:
+def _records_and_work(paths: tuple[Path, ...]) -> Iterator[tuple[Record, TimedWork]]:
     for path in paths:
         for index, record in enumerate(load_records(path)):
-            yield record, _timed_work(f"{path}: record {index + 1}", record)
+            yield record, _work_of_record(f"{path}: record {index + 1}", record)
 
 
-def _timed_work(where: str, record: Record) -> TimedWork:
+def _work_of_record(where: str, record: Record) -> TimedWork:
     """Return a record's work; raises BenchError for one that the calibration does not cover."""
     envelope = record.extra.get("envelope")
     if not isinstance(envelope, dict) or envelope.get("sms") != _SMS:

@@ -21,7 +21,7 @@ from numpy.random import PCG64, SeedSequence
 from orinbench.errors import BenchError
 from orinbench.model import open_model
 from orinbench.options import AT_LEAST_1, option, seed_option
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinbench.synth.random_blocks import normal_floats, random_rows
 from orinbench.synth.shapes import (
     QUANTS,
@@ -267,9 +267,9 @@ def _replacing_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_progress(what: str) -> ProgressCallback:
+def progress_callback(what: str) -> ProgressCallback:
     """Return what says how much of a model is written, where that takes long."""
-    talk = Messages()
+    talk = Progress()
 
     def progress(done: int, total: int) -> None:
         talk.show_detail(f"{what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
@@ -299,7 +299,9 @@ def synth_command(
         raise BenchError(f"{out}: is no regular file; the file to write was expected")
     if out.exists() and not force:
         raise BenchError(f"{out}: exists already; pass --force to replace it")
-    write_synthetic(out, shape, quant, seed, write_progress(f"synthetic {shape} {quant}"), context)
+    write_synthetic(
+        out, shape, quant, seed, progress_callback(f"synthetic {shape} {quant}"), context
+    )
     model = open_model(out)
     click.echo(
         f"{out}: {model.name}: {model.type_label}, {model.n_params / 1e6:,.1f} M weights, "

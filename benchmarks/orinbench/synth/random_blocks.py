@@ -35,15 +35,15 @@ def _uniform_std(n: int) -> float:
     return float(np.sqrt((n * n - 1) / 12))
 
 
-def _rms(std: float, mean: float) -> float:
+def _rms_with_mean(std: float, mean: float) -> float:
     return float(np.hypot(std, mean))
 
 
 # A super-block's scales and minima are uniform over 0..63 (0..15 in Q2_K), the scales of Q6_K over
 # -128..127.
-def _k_std(levels: int, scales: int = 64) -> float:
+def _k_quant_std(levels: int, scales: int = 64) -> float:
     """Return the std of sc*q - mean(q)*m: q has `levels` levels, sc and m have `scales`."""
-    mean, scale = (levels - 1) / 2, _rms(_uniform_std(scales), (scales - 1) / 2)
+    mean, scale = (levels - 1) / 2, _rms_with_mean(_uniform_std(scales), (scales - 1) / 2)
     return float(np.hypot(scale * _uniform_std(levels), mean * np.sqrt(2) * _uniform_std(scales)))
 
 
@@ -55,18 +55,22 @@ _E2M1_RMS = float(np.sqrt(np.mean(np.square((0, 0.5, 1, 1.5, 2, 3, 4, 6)))))
 
 _T = GGMLQuantizationType
 _LAYOUTS = {
-    _T.Q4_0: _BlockLayout(0, _rms(_uniform_std(16), 0.5), signed=True),
+    _T.Q4_0: _BlockLayout(0, _rms_with_mean(_uniform_std(16), 0.5), signed=True),
     _T.Q4_1: _BlockLayout(0, _uniform_std(16), min=2, min_ratio=-7.5),
-    _T.Q5_0: _BlockLayout(0, _rms(_uniform_std(32), 0.5), signed=True),
+    _T.Q5_0: _BlockLayout(0, _rms_with_mean(_uniform_std(32), 0.5), signed=True),
     _T.Q5_1: _BlockLayout(0, _uniform_std(32), min=2, min_ratio=-15.5),
-    _T.Q8_0: _BlockLayout(0, _rms(_uniform_std(256), 0.5), signed=True),
-    _T.Q2_K: _BlockLayout(80, _k_std(4, 16), min=82, min_ratio=1.5),
-    _T.Q3_K: _BlockLayout(108, _rms(_uniform_std(64), 0.5) * _rms(_uniform_std(8), 0.5)),
-    _T.Q4_K: _BlockLayout(0, _k_std(16), min=2, min_ratio=7.5),
-    _T.Q5_K: _BlockLayout(0, _k_std(32), min=2, min_ratio=15.5),
-    _T.Q6_K: _BlockLayout(208, _rms(_uniform_std(256), 0.5) * _rms(_uniform_std(64), 0.5)),
+    _T.Q8_0: _BlockLayout(0, _rms_with_mean(_uniform_std(256), 0.5), signed=True),
+    _T.Q2_K: _BlockLayout(80, _k_quant_std(4, 16), min=82, min_ratio=1.5),
+    _T.Q3_K: _BlockLayout(
+        108, _rms_with_mean(_uniform_std(64), 0.5) * _rms_with_mean(_uniform_std(8), 0.5)
+    ),
+    _T.Q4_K: _BlockLayout(0, _k_quant_std(16), min=2, min_ratio=7.5),
+    _T.Q5_K: _BlockLayout(0, _k_quant_std(32), min=2, min_ratio=15.5),
+    _T.Q6_K: _BlockLayout(
+        208, _rms_with_mean(_uniform_std(256), 0.5) * _rms_with_mean(_uniform_std(64), 0.5)
+    ),
     _T.IQ4_NL: _BlockLayout(0, _IQ4_RMS, signed=True),
-    _T.IQ4_XS: _BlockLayout(0, _rms(_uniform_std(64), 0.5) * _IQ4_RMS),
+    _T.IQ4_XS: _BlockLayout(0, _rms_with_mean(_uniform_std(64), 0.5) * _IQ4_RMS),
 }
 _FLOATS = (_T.F32, _T.F16, _T.BF16)
 SYNTHETIC_TYPES = (*_LAYOUTS, _T.MXFP4, *_FLOATS)

@@ -22,11 +22,18 @@ from unittest.mock import patch
 import numpy as np
 from tests.engine.conftest import load_emulated
 
-from orinbench.check import HALF_WEIGHTS, EngineToCheck, EngineVerdict, layers, reference, run_check
-from orinbench.check.arithmetic import RoundedReference
+from orinbench.check import (
+    HALF_WEIGHTS,
+    EngineToCheck,
+    EngineVerdict,
+    check_engine,
+    layers,
+    reference,
+)
 from orinbench.check.greedy import GreedyGeneration, decode_greedily, needed_context
 from orinbench.check.reference import Reference, log_softmax
 from orinbench.check.reference_rope import Array, rotate
+from orinbench.check.rounded_reference import RoundedReference
 from orinbench.measure.backends.timed_models import RunnerExecutor, load_runner
 from orinbench.model import ModelInfo, open_model
 from orinllm.batching.fused_runner import FusedRunner
@@ -352,16 +359,16 @@ def verdict_on(
 ) -> EngineVerdict:
     """Judge a right engine, or one with a fault."""
     if not kind:
-        return run_check(model, EngineToCheck("engine", engine, HALF_WEIGHTS), n_tokens, seed)
+        return check_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), n_tokens, seed)
     if kind in OUTSIDE:
         draw = np.random.default_rng(seed)
 
         def wrong(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
             return [_answered(found, kind, draw) for found in engine(prompts, n_tokens)]
 
-        return run_check(model, EngineToCheck("engine", wrong, HALF_WEIGHTS), n_tokens)
+        return check_engine(model, EngineToCheck("engine", wrong, HALF_WEIGHTS), n_tokens)
     with planted(Fault(kind, model, seed)):
-        return run_check(model, EngineToCheck("engine", engine, HALF_WEIGHTS), n_tokens)
+        return check_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), n_tokens)
 
 
 def _right(model: ModelInfo, engine: Any, seeds: int) -> str:

@@ -23,18 +23,18 @@ from orinbench.check import (
     EIGHT_BITS_BY_256,
     HALF_WEIGHTS,
     EngineToCheck,
+    check_engine,
     judge_logits,
     random_prompts,
     require_passed,
-    run_check,
 )
 from orinbench.check import command as check_command_module
-from orinbench.check.arithmetic import Arithmetic
 from orinbench.check.command import check_command
 from orinbench.check.greedy import Engine, GreedyGeneration, tinygrad_engine
 from orinbench.check.judgement import wrong_choice_texts
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import Array
+from orinbench.check.rounded_reference import EngineRounding
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.measure.backends.llama_server import find_llama_program, llama_cpp_engine
 from orinbench.measure.backends.tinygrad_backend import worker_environment
@@ -116,8 +116,8 @@ def with_a_corrupted_block(model: ModelInfo, path: Path) -> ModelInfo:
     return copy
 
 
-def judged(model: ModelInfo, engine: Engine, arithmetic: Arithmetic = HALF_WEIGHTS) -> Any:
-    verdict = run_check(model, EngineToCheck("engine", engine, arithmetic), N_TOKENS)
+def judged(model: ModelInfo, engine: Engine, arithmetic: EngineRounding = HALF_WEIGHTS) -> Any:
+    verdict = check_engine(model, EngineToCheck("engine", engine, arithmetic), N_TOKENS)
     assert verdict.passed == (not verdict.failures)
     return verdict
 
@@ -213,7 +213,7 @@ def test_missing_alternatives_are_judged_by_those_that_are_there() -> None:
     ],
 )
 def test_fused_kernels_over_quantized_weights_round_activations(
-    quant: str, fused: bool, arithmetic: Arithmetic, tmp_path: Path
+    quant: str, fused: bool, arithmetic: EngineRounding, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"
     write_synthetic(path, "tiny", quant, 0, None)
@@ -364,9 +364,9 @@ def test_an_interrupted_command_prints_what_it_has(
         if checked:
             raise KeyboardInterrupt
         checked.append(arguments)
-        return run_check(*arguments)
+        return check_engine(*arguments)
 
-    monkeypatch.setattr(check_command_module, "run_check", once)
+    monkeypatch.setattr(check_command_module, "check_engine", once)
     other = shutil.copy(tiny.path, tmp_path / "other.gguf")
     twice = ("-m", str(tiny.path), "-m", str(other), "-n", "1", "-o", "json")
     result = run_command(server, *twice)

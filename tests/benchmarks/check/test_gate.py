@@ -14,12 +14,12 @@ from orinbench.check.gate import CorrectnessGate
 from orinbench.check.greedy import GreedyGeneration
 from orinbench.check.reference import Reference
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.measure.backends.backend import Backend, BackendDiedError
+from orinbench.measure.backends.backend import Backend, BackendError
 from orinbench.measure.backends.tinygrad_backend import TinygradBackend
 from orinbench.measure.plan import Case
 from orinbench.measure.results import LaneResult
 from orinbench.model import ModelInfo
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def lane(recorded_run: Build) -> LaneResult:
 
 
 def make(asked: bool | None, binary: Path | None = None) -> CorrectnessGate:
-    return CorrectnessGate(asked, Messages(), binary, timeout=300)
+    return CorrectnessGate(asked, Progress(), binary, timeout=300)
 
 
 def perfect(model: ModelInfo, off: float = 0.0) -> Any:
@@ -106,7 +106,7 @@ def test_an_engine_that_does_not_answer_costs_its_lane(
 
     monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: engine)
     backend = TinygradBackend(lane.plan, cold_start=False, timeout=1)
-    with pytest.raises(BackendDiedError, match="check: tinygrad on CPU: ended with status -11"):
+    with pytest.raises(BackendError, match="check: tinygrad on CPU: ended with status -11"):
         make(None)(lane, backend)
     backend.close()
 

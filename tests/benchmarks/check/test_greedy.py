@@ -21,20 +21,20 @@ class FakeExecutor:
     def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.filled += tokens[start:end]
 
-    def begin(self, tokens: Sequence[int], start: int) -> None:
+    def begin_answer(self, tokens: Sequence[int], start: int) -> None:
         self.filled += tokens[start:-1]
         self.steps.append((tokens[-1], len(tokens) - 1))
 
-    def step(self, token: int | None = None, position: int = 0) -> None:
+    def launch_step(self, token: int | None = None, position: int = 0) -> None:
         self.steps.append((token, position))
 
-    def token(self) -> int:
+    def wait_for_token(self) -> int:
         return 99 + len(self.steps)
 
-    def logits(self) -> Any:
+    def wait_for_logits(self) -> Any:
         return np.array(self.steps[-1], np.float32)
 
-    def watch(self, positions: int) -> Any:
+    def watch_layers(self, positions: int) -> Any:
         self.watched.append((positions, len(self.steps)))
         return np.zeros((1, positions, 1))
 

@@ -16,15 +16,15 @@ from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,
     HALF_WEIGHTS,
     EngineToCheck,
+    check_engine,
     long_prompt,
-    run_check,
 )
 from orinbench.check import random_prompts as prompts_of
-from orinbench.check.arithmetic import RoundedReference
 from orinbench.check.greedy import GreedyGeneration
 from orinbench.check.layers import LayerJudge, _errors_of_layer
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import Array
+from orinbench.check.rounded_reference import RoundedReference
 from orinbench.errors import BenchError
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
@@ -88,7 +88,7 @@ def engine_of(model: ModelInfo, change: Callable[..., Any] = lambda *of: None, *
 
 
 def verdict_on(model: ModelInfo, engine: Any) -> Any:
-    return run_check(model, EngineToCheck("engine", engine, HALF_WEIGHTS), 1)
+    return check_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), 1)
 
 
 def put(at: Any, value: float) -> Callable[[Any], None]:
@@ -178,7 +178,7 @@ def test_states_need_many_draws_of_the_rounding(tmp_path: Path) -> None:
     for layer in range(model.n_layers):
         x.append(engine.layer_output(layer, x[-1], {}))
     judge = LayerJudge(Reference(model, context=64), rounded, 64)
-    judge.judge_text(
+    judge.collect_errors(
         text, GreedyGeneration([0], engine.logits_of_hidden(x[-1][-1:]), False, False, np.array(x))
     )
     assert not [line for one in judge.layer_errors() for line in one.failure_texts()]
@@ -210,7 +210,7 @@ def test_a_long_prompt_is_judged_at_some_positions(tmp_path: Path, monkeypatch: 
                 given[2, at, 7] += 1
 
         candidate = EngineToCheck("engine", engine_of(small, change), HALF_WEIGHTS, 24)
-        return run_check(small, candidate, 1)
+        return check_engine(small, candidate, 1)
 
     for at, judged in ((3, False), (10, False), (19, True), (23, True)):
         verdict = of(at)

@@ -13,14 +13,14 @@ from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,
     HALF_WEIGHTS,
     EngineToCheck,
+    check_engine,
     random_prompts,
-    run_check,
 )
-from orinbench.check.arithmetic import RoundedReference
 from orinbench.check.expert_ties import find_ties, resolve_ties
 from orinbench.check.greedy import GreedyGeneration
 from orinbench.check.reference import Reference, RoutedExperts
 from orinbench.check.reference_rope import Array
+from orinbench.check.rounded_reference import RoundedReference
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
 
@@ -50,7 +50,7 @@ def verdict_on(model: ModelInfo, noise: float = 0.0) -> Any:
             found.append(GreedyGeneration([int(rows[0].argmax())], rows))
         return found
 
-    verdict = run_check(model, EngineToCheck("engine", engine, HALF_WEIGHTS), 1)
+    verdict = check_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), 1)
     return verdict
 
 
@@ -143,6 +143,6 @@ def test_a_swap_that_came_along_with_others_is_taken_back(tmp_path: Path) -> Non
             found.append(GreedyGeneration(tokens, np.stack(rows), fused=True))
         return found
 
-    verdict = run_check(model, EngineToCheck("kernels", engine, EIGHT_BIT_ACTIVATIONS), seed=1)
+    verdict = check_engine(model, EngineToCheck("kernels", engine, EIGHT_BIT_ACTIVATIONS), seed=1)
     assert verdict.ties
     assert verdict.passed, verdict.summary_line()

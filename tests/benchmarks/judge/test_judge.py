@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orinbench.judge.ranks import MANY, rank_sum, signed_rank
+from orinbench.judge.ranks import MANY, rank_sum_test, signed_rank_test
 from orinbench.judge.verdict import (
     Comparison,
     Noise,
@@ -17,7 +17,7 @@ from orinbench.judge.verdict import (
     compare_paired,
     compare_separate,
     holm_adjusted,
-    pairs_needed,
+    rounds_needed,
     student_p,
     student_t,
     theil_sen_slope,
@@ -35,7 +35,7 @@ def comparison(p_value: float) -> Comparison:
 def test_signed_ranks_are_those_of_all_signs(differences: list[float]) -> None:
     """Ties and zeros too: every arrangement of signs is counted."""
     values = np.array([value for value in differences if value])
-    found = signed_rank(differences).p_value
+    found = signed_rank_test(differences).p_value
     if not len(values):
         assert found == 1.0
         return
@@ -55,34 +55,37 @@ def test_rank_sums_are_those_of_all_choices(ours: list[float], theirs: list[floa
     sums = [sum(chosen) for chosen in itertools.combinations(ranks, len(ours))]
     observed = ranks[: len(ours)].sum()
     tail = min(np.mean(np.array(sums) <= observed), np.mean(np.array(sums) >= observed))
-    assert rank_sum(ours, theirs).p_value == pytest.approx(min(1.0, 2 * tail))
+    assert rank_sum_test(ours, theirs).p_value == pytest.approx(min(1.0, 2 * tail))
 
 
 def test_the_interval_holds_what_the_test_does_not_reject() -> None:
     draw = np.random.default_rng(0)
     for n in (6, 10, MANY, MANY + 1):
         values = draw.normal(0.3, 1, n)
-        found = signed_rank(values)
+        found = signed_rank_test(values)
         assert found.low is not None and found.high is not None
         assert found.low < found.shift < found.high
         for end, out in ((found.low, -1e-6), (found.high, 1e-6)):
-            assert signed_rank(values - end - out).p_value < 0.052
-            assert signed_rank(values - end + out).p_value > 0.048
+            assert signed_rank_test(values - end - out).p_value < 0.052
+            assert signed_rank_test(values - end + out).p_value > 0.048
         other = draw.normal(0, 1, n)
-        sums = rank_sum(values, other)
+        sums = rank_sum_test(values, other)
         assert sums.low is not None and sums.high is not None
-        assert rank_sum(values - sums.low + 1e-6, other).p_value < 0.052
-        assert rank_sum(values - sums.low - 1e-6, other).p_value > 0.048
+        assert rank_sum_test(values - sums.low + 1e-6, other).p_value < 0.052
+        assert rank_sum_test(values - sums.low - 1e-6, other).p_value > 0.048
 
 
 def test_many_samples_are_judged_as_those_below_the_bound() -> None:
     """The normal approximation takes over without a step."""
     draw = np.random.default_rng(4)
     values, other = draw.normal(0.2, 1, MANY + 1), draw.normal(0, 1, MANY + 1)
-    near = signed_rank(values[:MANY]).p_value, signed_rank(values).p_value
+    near = signed_rank_test(values[:MANY]).p_value, signed_rank_test(values).p_value
     assert near[0] == pytest.approx(near[1], abs=0.02)
     half = MANY // 2
-    sums = rank_sum(values[:half], other[:half]), rank_sum(values[: half + 1], other[:half])
+    sums = (
+        rank_sum_test(values[:half], other[:half]),
+        rank_sum_test(values[: half + 1], other[:half]),
+    )
     assert sums[0].p_value == pytest.approx(sums[1].p_value, abs=0.05)
 
 
@@ -112,8 +115,8 @@ def test_the_fewest_pairs_that_can_say_anything(tests: int) -> None:
         slower = compare_paired([1.0 + i / 1e3 for i in range(pairs)], [2.0] * pairs)
         return {c.verdict for c in holm_adjusted([slower] * tests)}
 
-    assert verdicts(pairs_needed(tests)) == {Verdict.SLOWER}
-    assert verdicts(pairs_needed(tests) - 1) == {Verdict.TOO_FEW}
+    assert verdicts(rounds_needed(tests)) == {Verdict.SLOWER}
+    assert verdicts(rounds_needed(tests) - 1) == {Verdict.TOO_FEW}
 
 
 def test_students_t() -> None:

@@ -10,7 +10,7 @@ from orinbench.judge.samples import (
     drift_share,
     outlier_indices,
     sample_warnings,
-    summarize,
+    summarize_samples,
     two_speed_means,
 )
 from orinbench.judge.verdict import MIN_UNITS
@@ -22,7 +22,7 @@ def test_samples_of_one_process_are_no_evidence_for_the_next() -> None:
     """Thirty quiet samples of six lucky and unlucky processes: as wide as their luck."""
     luck = [90.0, 95.0, 99.0, 101.0, 105.0, 110.0]
     samples = [speed + index / 100 for speed in luck for index in range(5)]
-    whole = summarize(samples, processes=[index // 5 for index in range(30)])
+    whole = summarize_samples(samples, processes=[index // 5 for index in range(30)])
     assert whole.ci_low is not None and whole.ci_high is not None
     assert whole.ci_low < 92 and whole.ci_high > 108
 
@@ -30,7 +30,7 @@ def test_samples_of_one_process_are_no_evidence_for_the_next() -> None:
 @settings(max_examples=25, deadline=None)
 @given(VALUES)
 def test_every_figure_lies_within_the_samples(values: list[float]) -> None:
-    summary = summarize(values)
+    summary = summarize_samples(values)
     low, high = min(values), max(values)
     slack = 1e-9 * high
     assert low - slack <= summary.mean <= high + slack
@@ -45,7 +45,7 @@ def test_every_figure_lies_within_the_samples(values: list[float]) -> None:
 @settings(max_examples=25, deadline=None)
 @given(VALUES, st.floats(0.1, 10))
 def test_figures_scale_with_the_samples(values: list[float], factor: float) -> None:
-    one, other = summarize(values), summarize([value * factor for value in values])
+    one, other = summarize_samples(values), summarize_samples([value * factor for value in values])
     assert other.median == pytest.approx(one.median * factor)
     if one.ci_high is not None:
         assert other.ci_high == pytest.approx(one.ci_high * factor)

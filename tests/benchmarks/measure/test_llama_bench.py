@@ -26,7 +26,7 @@ from orinbench.measure.backends.tinygrad_backend import TinygradBackend
 from orinbench.measure.llama_flags import LlamaBenchOptions
 from orinbench.measure.plan import BACKEND_NAMES, Case, Lane
 from orinbench.options import with_options
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinboard.files import Roots
 from orinboard.replay import TreeOnDisk
 
@@ -66,14 +66,14 @@ def test_knobs_reach_llama_cpp_and_multiply_its_rows(
 def test_a_failing_backend_is_a_row_and_exit_code_1(
     bench: list[str], monkeypatch: Patch, capsys: Capture
 ) -> None:
-    opened = LlamaCppBackend.open
+    opened = LlamaCppBackend.open_and_identify
 
     def open_then_break(self: LlamaCppBackend) -> Any:
         identity = opened(self)
         monkeypatch.setenv("FAKE_LLAMA_BENCH", "fail")
         return identity
 
-    monkeypatch.setattr(LlamaCppBackend, "open", open_then_break)
+    monkeypatch.setattr(LlamaCppBackend, "open_and_identify", open_then_break)
     assert run(*bench, "-p", "8", "-n", "4", "-r", "2") == 1
     captured = capsys.readouterr()
     reason = "llama-bench ended with status 1: llama_bench: error: failed to load model 'x'"
@@ -214,7 +214,7 @@ def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
     fake_llama_bench: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(models_and_backends, "open_failure", {"NV": "no GPU"}.get)
-    backends, binary = models_and_backends.choose_backends([], str(fake_llama_bench), Messages())
+    backends, binary = models_and_backends.choose_backends([], str(fake_llama_bench), Progress())
     assert backends == ["tinygrad:CUDA", "llama.cpp"]
     assert binary == fake_llama_bench
 

@@ -16,12 +16,12 @@ from tests.engine.vision import tiny
 from tinygrad import Context
 from tinygrad.device import Buffer, Compiler
 
-from orinbench.check.row_gate import require_row_passed
+from orinbench.check.row_result_gate import require_row_passed
 from orinbench.errors import CheckFailed
 from orinbench.judge.identity import measurement_identity
 from orinbench.judge.schema import Record
 from orinbench.measure.backends import llama_cpp
-from orinbench.measure.backends.backend import BackendDiedError, CaseLeftOutError, LoadRequest
+from orinbench.measure.backends.backend import BackendError, CaseLeftOutError, LoadRequest
 from orinbench.measure.backends.llama_server import FirstTextTime
 from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.plan import Case, Lane
@@ -90,7 +90,7 @@ def test_an_encoder_of_llama_cpp_says_its_time(fake_llama_bench: Path, files: Pa
     said = (binary.parent / "llama-mtmd-cli.log").read_text()
     assert f"-m {files}/model.gguf --image /" in said and f"--mmproj {files}/mmproj.gguf" in said
     binary.write_text("#!/bin/sh\necho an answer\n")
-    with pytest.raises(BackendDiedError, match="says no time"):
+    with pytest.raises(BackendError, match="says no time"):
         lane.time_repetition(SEEN, 3)
 
 

@@ -13,7 +13,7 @@ from orinbench.errors import CheckFailed
 from orinbench.judge.make_records import make_records
 from orinbench.measure.backends.backend import (
     Backend,
-    BackendDiedError,
+    BackendError,
     BackendIdentity,
     Bandwidth,
     FirstTokenTime,
@@ -28,7 +28,7 @@ from orinbench.measure.plan import Case, Lane, Plan
 from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.runner import Runner
 from orinbench.model import ModelInfo
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinbench.show.table import render_md
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
@@ -50,7 +50,7 @@ class FakeBackend:
         self.log.append(f"{self.name} {what}")
         self.hook(self.log[-1])
 
-    def open(self) -> BackendIdentity:
+    def open_and_identify(self) -> BackendIdentity:
         self._note("open")
         return BackendIdentity(self.name, "1", None, self.device, None, None, None, None)
 
@@ -78,7 +78,7 @@ class FakeBackend:
         self.log.append(f"{self.name} close")
 
 
-class SilentTalk(Messages):
+class SilentTalk(Progress):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Bench:
 def die_at(where: str, error: BaseException | None = None) -> Hook:
     def hook(line: str) -> None:
         if line == where:
-            raise error or BackendDiedError("killed by SIGSEGV")
+            raise error or BackendError("killed by SIGSEGV")
 
     return hook
 
@@ -230,7 +230,7 @@ def test_a_run_that_would_take_too_long_takes_fewer_processes(tiny_model: ModelI
 def test_a_lane_without_a_row_to_run_is_not_started_again(tiny_model: ModelInfo) -> None:
     def hook(line: str) -> None:
         if line.startswith("tinygrad:CPU measure"):
-            raise BackendDiedError("killed by SIGSEGV")
+            raise BackendError("killed by SIGSEGV")
 
     bench = Bench(tiny_model, repetitions=4, processes=4, hook=hook)
     bench.run()
@@ -422,9 +422,9 @@ def test_numbers_that_are_none_end_a_timed_run(tiny_model: ModelInfo, monkeypatc
 
 
 def test_the_gate_looks_where_a_model_begins_with_no_numbers(tiny_model: ModelInfo) -> None:
-    for error, looks in ((NonfiniteLogitsError("x"), True), (BackendDiedError("x"), False)):
+    for error, looks in ((NonfiniteLogitsError("x"), True), (BackendError("x"), False)):
 
-        def hook(line: str, error: BackendDiedError = error) -> None:
+        def hook(line: str, error: BackendError = error) -> None:
             if line == "tinygrad:CPU first token":
                 raise error
 

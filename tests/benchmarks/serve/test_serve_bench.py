@@ -30,7 +30,7 @@ from tests.engine.vision import tiny
 from orinbench.errors import BenchError
 from orinbench.interrupts import SIGNALS, Interrupts
 from orinbench.pictures import RandomPictures
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinbench.serve.client import AnswerTimes, Client, Prompt
 from orinbench.serve.load import Load, LoadResult, arrival_times, ask_all
 from orinbench.serve.load_statistics import load_statistics, parse_goals
@@ -202,7 +202,7 @@ def test_servers_take_turns_in_an_order_that_is_drawn(monkeypatch: Patch) -> Non
 
     monkeypatch.setattr("orinbench.serve.run._measure_loads", measure)
     servers = tuple(Server(name, nullcontext) for name in "ab")  # type: ignore[arg-type]
-    run_plan(plan_of(Load(1)), servers, Messages(), Interrupts())
+    run_plan(plan_of(Load(1)), servers, Progress(), Interrupts())
     rounds = {tuple(seen[i : i + 2]) for i in range(0, 14, 2)}
     assert len(seen) == 14 and rounds == {("a", "b"), ("b", "a")}
 
@@ -339,7 +339,7 @@ def test_an_interrupt_cancels_what_is_measured(monkeypatch: Patch) -> None:
     monkeypatch.setattr("orinbench.serve.run.first_served_model", lambda *_: "m")
     servers = (Server("a", nullcontext),)  # type: ignore[arg-type]
     with Interrupts() as interrupts:
-        assert run_plan(plan_of(Load(1)), servers, Messages(), interrupts).partial
+        assert run_plan(plan_of(Load(1)), servers, Progress(), interrupts).partial
     assert seen == ["CancelledError"]
 
 

@@ -79,7 +79,7 @@ def test_a_disk_that_fills_up_costs_the_page_alone(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("orinbench.jsonfile.os.replace", full)
+    monkeypatch.setattr("orinbench.files_and_json.os.replace", full)
     assert orinbench(*bench, "--report", str(tmp_path / "a.html"), "-o", "json") == 2
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)) == 2

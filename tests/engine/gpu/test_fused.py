@@ -9,7 +9,7 @@ from tests.engine.conftest import Load, Synthetic
 from tests.engine.gpu.kernels.emulated_buffers import read
 
 from orinbench.check.reference import Reference
-from orinbench.measure.backends.timed_models import EngineLoop
+from orinbench.measure.backends.timed_models import TimedScheduler
 from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.choose.sampling import Sampling
@@ -77,7 +77,9 @@ def test_tokens_that_the_host_reads_later(emulated: Load, synthetic: Synthetic) 
         logits, token = executor.wait_for_logits(), executor.wait_for_token()
         executor.begin_answer(PROMPT, len(PROMPT) - 1)
         assert (executor.wait_for_logits() == logits).all()
-        ((followed,),) = EngineLoop(FusedRunner(executor, 1)).time_answers([PROMPT], 7, [how])[2:]
+        ((followed,),) = TimedScheduler(FusedRunner(executor, 1)).time_answers([PROMPT], 7, [how])[
+            2:
+        ]
         # Of the token behind the last one nothing was computed.
         state = executor.decoder_for().list.state
         assert read(state, np.int32)[1] == len(PROMPT) + 7 - 1

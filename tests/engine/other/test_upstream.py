@@ -39,10 +39,10 @@ def _check(executor: RunnerExecutor, name: str) -> None:
     tokens, want = list(upstream_models.PROMPT), np.array(WANTED[name])
     for _ in range(2):
         executor.fill_cache(tokens, 0, len(tokens) - 1)
-        executor.step(tokens[-1], len(tokens) - 1)
-        error = executor.logits().astype(np.float64) - want
+        executor.launch_step(tokens[-1], len(tokens) - 1)
+        error = executor.wait_for_logits().astype(np.float64) - want
         assert np.sqrt((error**2).mean()) < 1e-2 * want.std()
-        assert executor.token() == want.argmax()
+        assert executor.wait_for_token() == want.argmax()
 
 
 def test_a_recurrent_state_does_not_go_back(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_rows_are_those_of_transformers(
     wanted, n = RECORDED[f"{kind}.rows"], tiny.rows(kind)[0]
     if other:
         reference = VisionReference(tmp_path / "mmproj.gguf")
-        exact = np.concatenate([reference.tile_rows(tile) for tile in tiles])
+        exact = np.concatenate([reference.encode_tile(tile) for tile in tiles])
         wanted = exact
     first, rows = encode(tiles[1:]), encode(tiles)
     assert np.abs(rows - wanted).max() < 0.003

@@ -34,7 +34,7 @@ def test_the_reference_is_what_transformers_computes(mmproj: Path) -> None:
     _, projector = read_projector(mmproj)
     pictures = [Image.fromarray(picture) for picture in tiny.pictures(kind)]
     tiles = [t for p in pictures for t in prepare_picture(p, projector.way, projector.sizes)[0]]
-    rows = np.concatenate([reference.tile_rows(np.asarray(tile)) for tile in tiles])
+    rows = np.concatenate([reference.encode_tile(np.asarray(tile)) for tile in tiles])
     assert np.abs(rows - RECORDED[f"{kind}.rows"]).max() < 1e-5
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import parse_dataclass, read_text
+from orinbench.files_and_json import parse_dataclass, read_text
 
 FORMAT = "tinygrad-orin device-check 3"
 
@@ -29,7 +29,7 @@ class StepEntry:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportFields:
     """Fields of every report beside its `format`."""
 
     started: str  # UTC
@@ -59,7 +59,7 @@ def load_report(path: Path) -> dict[str, Any]:
     said = report.get("format") if isinstance(report, dict) else None
     if said != FORMAT:
         raise BenchError(f"{path}: format {str(said)[:60]!r}; `device-check` writes {FORMAT!r}")
-    parse_dataclass(Report, report, str(path))
+    parse_dataclass(ReportFields, report, str(path))
     for name, entry in report["steps"].items():
         if not isinstance(entry.get("result"), dict | None):
             raise BenchError(f"{path}: steps: {name}: result: want an object or null")
@@ -75,7 +75,7 @@ class ClaimOutcome(Enum):
 
 
 @dataclass(frozen=True)
-class ReportCheck:
+class ClaimCondition:
     """One check: the value at `path` (names and `*` for each), an operation, what it wants.
 
     `same as` wants what the report has at another path.
@@ -94,7 +94,7 @@ class Claim:
     text: str
     doc: str
     board_only: bool
-    checks: tuple[ReportCheck, ...]
+    checks: tuple[ClaimCondition, ...]
 
 
 OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -115,7 +115,7 @@ def load_claims() -> list[Claim]:
             **{name: entry[name] for name in ("id", "text", "doc")},
             board_only=entry.get("board_only", False),
             checks=tuple(
-                ReportCheck(tuple(check["path"].split("/")), check["op"], check.get("value"))
+                ClaimCondition(tuple(check["path"].split("/")), check["op"], check.get("value"))
                 for check in entry["checks"]
             ),
         )

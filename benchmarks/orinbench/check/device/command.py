@@ -30,11 +30,11 @@ from orinbench.check.device.steps import (
     StepOutOfTime,
 )
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
-from orinbench.jsonfile import parse_dataclass, write_atomically
+from orinbench.files_and_json import parse_dataclass, write_atomically
 from orinbench.measure.environment import package_version
 from orinbench.model import open_model
 from orinbench.options import ANY_PATH, FILE, option
-from orinbench.progress import Messages, duration_text
+from orinbench.progress import Progress, duration_text
 from orinbench.show.markdown import counted_noun
 
 REPORT = "report.json"
@@ -89,7 +89,7 @@ def device_check_command(
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = resumed_or_new_report(check, fresh)
-    return take_steps(check, report, [step for step in STEPS if step.name in names], Messages())
+    return take_steps(check, report, [step for step in STEPS if step.name in names], Progress())
 
 
 def software_versions() -> dict[str, str | None]:
@@ -124,7 +124,7 @@ def resumed_or_new_report(check: DeviceCheck, fresh: bool) -> dict[str, Any]:
 
 
 def take_steps(
-    check: DeviceCheck, report: dict[str, Any], steps: Sequence[Step], talk: Messages
+    check: DeviceCheck, report: dict[str, Any], steps: Sequence[Step], talk: Progress
 ) -> int:
     """Take the steps that the report lacks, record each; returns the exit code."""
     path = check.folder / REPORT

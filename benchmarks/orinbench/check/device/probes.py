@@ -42,7 +42,7 @@ class ProbeWork:
     size: str  # "board", or "tiny": the little that a simulated GPU can do beside it
     choice: str = "-"
 
-    def by_size(self, board: T, tiny: T) -> T:
+    def board_or_tiny(self, board: T, tiny: T) -> T:
         """Return the amount of work on a board, or the one of a simulated GPU."""
         return board if self.size == "board" else tiny
 
@@ -260,8 +260,8 @@ def count_late_qmd_writes(times: int) -> Found:
 def probe_queue(work: ProbeWork) -> Found:
     """Queue behaviour that only hardware decides: a full ring, and writes into a QMD."""
     return {
-        "ring": time_full_ring(work.by_size(3.0, 1.1), work.by_size(True, False)),
-        "qmd": count_late_qmd_writes(work.by_size(500, 3)),
+        "ring": time_full_ring(work.board_or_tiny(3.0, 1.1), work.board_or_tiny(True, False)),
+        "qmd": count_late_qmd_writes(work.board_or_tiny(500, 3)),
     }
 
 
@@ -299,7 +299,7 @@ def probe_coherence(work: ProbeWork) -> Found:
             gpu.allocator._as_buffer(shared)
 
     wrong = dict.fromkeys(("cpu_then_gpu", "gpu_then_cpu", "cpu_over_gpu"), 0)
-    for turn, size in enumerate(sizes * work.by_size(3, 1), 1):
+    for turn, size in enumerate(sizes * work.board_or_tiny(3, 1), 1):
         n, count = size // 4, np.arange(size // 4, dtype=np.int32)
         launch(mail, shared, n, 0)  # the GPU has read what the CPU then writes
         cpu_next()
@@ -313,13 +313,13 @@ def probe_coherence(work: ProbeWork) -> Found:
         launch(shared, mail, n, 9 * turn)
         cpu_next()
         both[:n] = count - turn
-        launch(evict, shared, work.by_size(2 << 20, 1 << 10), 0)
+        launch(evict, shared, work.board_or_tiny(2 << 20, 1 << 10), 0)
         gpu.invalidate_caches()  # whatever is dirty is written back, over the CPU's stores
         wrong["cpu_over_gpu"] += int((both[:n] != count - turn).sum())
     return {
         **wrong,
         "wrong": sum(wrong.values()),
-        "compared": 3 * sum(sizes) // 4 * work.by_size(3, 1),
+        "compared": 3 * sum(sizes) // 4 * work.board_or_tiny(3, 1),
     }
 
 
@@ -351,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(128) shared_sums(float* out, int n)
 
 def probe_l2(work: ProbeWork) -> Found:
     """Read a buffer again and again that the L2 could hold."""
-    size, blocks = work.by_size(2 << 20, 128 << 10), work.by_size(*BLOCKS)
+    size, blocks = work.board_or_tiny(2 << 20, 128 << 10), work.board_or_tiny(*BLOCKS)
     read, (source, out) = (
         compile_cuda(READ_SOURCE, "read_all"),
         new_buffers(size, blocks * 256 * 16),
@@ -362,13 +362,13 @@ def probe_l2(work: ProbeWork) -> Found:
         read(out, source, **sizes_of, vals=(size // 16, 256 * blocks))
 
     again()
-    took = median(launch_seconds(again) for _ in range(work.by_size(*LAUNCHES)))
+    took = median(launch_seconds(again) for _ in range(work.board_or_tiny(*LAUNCHES)))
     return {"read_gb_s": size / 1e9 / took}
 
 
 def probe_shared_memory(work: ProbeWork) -> Found:
     """A kernel of which an SM holds one block or several."""
-    blocks, loops = work.by_size(*BLOCKS), work.by_size(4096, 4)
+    blocks, loops = work.board_or_tiny(*BLOCKS), work.board_or_tiny(4096, 4)
     sums, (out,) = compile_cuda(SHARED_SOURCE, "shared_sums"), new_buffers(16 * blocks * 512)
 
     def launch() -> None:
@@ -376,13 +376,14 @@ def probe_shared_memory(work: ProbeWork) -> Found:
 
     launch()
     return {
-        "launch_us": 1e6 * median(launch_seconds(launch) for _ in range(work.by_size(*LAUNCHES)))
+        "launch_us": 1e6
+        * median(launch_seconds(launch) for _ in range(work.board_or_tiny(*LAUNCHES)))
     }
 
 
 def probe_preemption(work: ProbeWork) -> Found:
     """Short launches beside a process whose launches are long; `lived` says whether both did."""
-    launches, seconds = work.by_size(*LAUNCHES), work.by_size(*RIVAL_SECONDS)
+    launches, seconds = work.board_or_tiny(*LAUNCHES), work.board_or_tiny(*RIVAL_SECONDS)
     short, (out,) = compile_cuda(SPIN_SOURCE, "spin"), new_buffers(4096)
 
     def launch() -> None:
@@ -404,7 +405,7 @@ def probe_preemption(work: ProbeWork) -> Found:
 def probe_rival(work: ProbeWork) -> Found:
     """Launches of about 50 ms each, for the seconds that the other process measures."""
     long, (out,) = compile_cuda(SPIN_SOURCE, "spin"), new_buffers(4096)
-    loops, until = 1 << 10, time.monotonic() + work.by_size(*RIVAL_SECONDS)
+    loops, until = 1 << 10, time.monotonic() + work.board_or_tiny(*RIVAL_SECONDS)
     while time.monotonic() < until:
         took = launch_seconds(partial(long, out, **ONE_THREAD, vals=(loops,)))
         loops = min(loops * 2, 1 << 28) if took < 0.05 else loops
@@ -413,7 +414,7 @@ def probe_rival(work: ProbeWork) -> Found:
 
 def probe_rings(work: ProbeWork) -> Found:
     """Empty launches in a row: what a submit costs the host and the GPU."""
-    launches, short = work.by_size(*LAUNCHES), compile_cuda(SPIN_SOURCE, "spin")
+    launches, short = work.board_or_tiny(*LAUNCHES), compile_cuda(SPIN_SOURCE, "spin")
     (out,) = new_buffers(4096)
 
     def row() -> None:
@@ -448,8 +449,8 @@ def probe_memory(work: ProbeWork) -> Found:
     return {**found, "given_back": given_back, "says": said, "named": int("available" in said)}
 
 
-def apply_choice(choice: str) -> None:
-    """Make a choice of the process that the driver has no variable for; the device opens later."""
+def patch_driver(choice: str) -> None:
+    """Make the driver of this process as a choice has it, where no variable does; opens nothing."""
     if choice == "wait_for_idle":
         from tinygrad.runtime.support.nv.tegra import TegraIface
 
@@ -484,7 +485,7 @@ PROGRAMS = {
 def main(out: str, name: str, size: str, choice: str) -> int:
     """Run a program and write what it found; returns the exit status."""
     try:
-        apply_choice(choice)
+        patch_driver(choice)
         found = PROGRAMS[name](ProbeWork(size, choice))
     except Exception as error:  # of a device that does not open, of a kernel that faults
         found = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}

@@ -283,7 +283,7 @@ def _run_orinbench(check: DeviceCheck, seconds: float, *words: object) -> tuple[
         raise RuntimeError(ended.last_error_line) from None
 
 
-def check_numbers(check: DeviceCheck, seconds: float) -> dict[str, Any]:
+def check_engine_numbers(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """`orinbench check`: the fused kernels of a synthetic 160m against the float64 reference."""
     few = ("--shape", "tiny", "-n", "1") if check.simulated else ()
     found, whole = _run_orinbench(check, seconds, "check", "--backend", "tinygrad:NV", *few)
@@ -376,7 +376,7 @@ STEPS = (
     Step("coherence", 30, measure_coherence, "what CPU and GPU miss of each other's stores"),
     Step("memory", 60, find_memory_limit, "where memory ends, 1 GiB before the board's"),
     Step("performance", 300, time_choices, "the driver's choices against others, in turns"),
-    Step("check", 300, check_numbers, "a model against the float64 reference"),
+    Step("check", 300, check_engine_numbers, "a model against the float64 reference"),
     Step("llama-bench", 780, run_llama_bench, "tinygrad and llama.cpp, in turn"),
     Step("faults", 240, provoke_faults, "errors that are safe to provoke"),
     Step("kernel-log", 20, read_kernel_log, "what the kernel said meanwhile"),

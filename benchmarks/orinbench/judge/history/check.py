@@ -41,8 +41,8 @@ def check_command(path: Path, run: int | None, against: str | None, output: str)
     """
     with History(path) as store:
         order = [kept.id for kept in store.runs()]
-        judged_run = _judged_run(order, run, path)
-        baseline = _baseline_run(store, order, judged_run, against)
+        judged_run = _judged_run_id(order, run, path)
+        baseline = _baseline_run_id(store, order, judged_run, against)
         records = store.records(baseline), store.records(judged_run)
         trends = read_trends(store, RecordFilter())
     since = order[order.index(baseline) : order.index(judged_run) + 1]
@@ -92,7 +92,7 @@ def _lasting_falls(trend: Trend, since: Sequence[int]) -> list[LevelChange]:
     ]
 
 
-def _judged_run(order: Sequence[int], run: int | None, path: Path) -> int:
+def _judged_run_id(order: Sequence[int], run: int | None, path: Path) -> int:
     if len(order) < 2:
         raise BenchError(
             f"{path}: a check takes two runs, here {'is one' if order else 'are none'}"
@@ -102,7 +102,7 @@ def _judged_run(order: Sequence[int], run: int | None, path: Path) -> int:
     return order[-1] if run is None else run
 
 
-def _baseline_run(store: History, order: Sequence[int], run: int, against: str | None) -> int:
+def _baseline_run_id(store: History, order: Sequence[int], run: int, against: str | None) -> int:
     """Return the baseline's run; raises BenchError for one that there is not or that came later."""
     if against is None and store.pinned_runs().get("baseline", run) != run:
         against = "baseline"
@@ -110,7 +110,7 @@ def _baseline_run(store: History, order: Sequence[int], run: int, against: str |
         if order.index(run) == 0:
             raise BenchError(f"run {run}: is the first of all; name a baseline with --against")
         return order[order.index(run) - 1]
-    if (found := store.run_named(against)) is None:
+    if (found := store.run_id_named(against)) is None:
         raise BenchError(f"--against {against}: neither a run nor a pinned name")
     if order.index(found) >= order.index(run):
         raise BenchError(f"--against {against}: did not come before run {run}")

@@ -9,9 +9,9 @@ from orinbench.judge.history.store import History, RecordFilter
 from orinbench.judge.identity import (
     case_key,
     case_label,
-    context_differences,
-    context_fields,
     measurement_day,
+    setup_differences,
+    setup_fields,
 )
 from orinbench.judge.saved_results import compare_records
 from orinbench.judge.schema import Record
@@ -153,8 +153,8 @@ def judge_points(trends: Sequence[Trend]) -> None:
     changes: dict[tuple[int, int], list[tuple[TrendPoint, Comparison]]] = {}
     for trend in trends:
         for place, (before, after) in enumerate(itertools.pairwise(trend.points), 1):
-            after.differs = context_differences([before.record], [after.record])
-            if context_fields(before.record) != context_fields(after.record):
+            after.differs = setup_differences([before.record], [after.record])
+            if setup_fields(before.record) != setup_fields(after.record):
                 trend.breaks.add(place)
             if before.record.samples_ts and after.record.samples_ts:
                 noise = trend.noise_between_points(place - 1, place)

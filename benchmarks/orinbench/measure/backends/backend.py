@@ -10,11 +10,11 @@ from orinbench.judge.samples import BenchWarning
 from orinbench.measure.clocks import ClockState
 
 
-class BackendDiedError(Exception):
+class BackendError(Exception):
     """A backend cannot go on; the message is the one line that its rows carry."""
 
 
-class NonfiniteLogitsError(BackendDiedError):
+class NonfiniteLogitsError(BackendError):
     """A model's logits are no numbers: the gate can say where that begins."""
 
 
@@ -164,9 +164,9 @@ class Sample:
 
 
 class Backend(Protocol):
-    """A lane at work; cases are of the lane's kind. Methods raise BackendDiedError, one line."""
+    """A lane at work; cases are of the lane's kind. Methods raise BackendError, one line."""
 
-    def open(self) -> BackendIdentity:
+    def open_and_identify(self) -> BackendIdentity:
         """Start, load the model where the process stays, and say what runs."""
 
     def time_first_token(self) -> FirstTokenTime:

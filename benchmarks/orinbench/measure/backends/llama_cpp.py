@@ -19,7 +19,7 @@ from orinbench.child import PIPE, ChildProcess
 from orinbench.errors import BenchError
 from orinbench.judge.load_results import ran_on_cpu
 from orinbench.measure.backends.backend import (
-    BackendDiedError,
+    BackendError,
     BackendIdentity,
     CaseLeftOutError,
     FirstTokenTime,
@@ -107,7 +107,7 @@ class LlamaCppBackend:
         self._first: BinaryResult | None = None
         self._sms: int | None = None
 
-    def open(self) -> BackendIdentity:
+    def open_and_identify(self) -> BackendIdentity:
         """Run one chunk of prompt and one token: the model loads and the binary says what it is."""
         first = self.plan.cases[0]
         case = Case(FIRST_TOKEN_PROMPT, 1, 0, first.settings)
@@ -125,8 +125,8 @@ class LlamaCppBackend:
         )
 
     def time_first_token(self) -> FirstTokenTime:
-        """Return the wall time of `open`'s call: process start to first token, and its exit."""
-        assert self._first is not None, "open() comes first"
+        """Return the wall time of the first call: process start to first token, and its exit."""
+        assert self._first is not None, "open_and_identify() comes first"
         return FirstTokenTime(FIRST_TOKEN_PROMPT, self._first.wall_s)
 
     def warm_up(self, case: Case) -> WarmUpCost | None:
@@ -149,7 +149,7 @@ class LlamaCppBackend:
             call = self._run_llama_bench(case, REPETITIONS_PER_CALL)
         samples = call.record.get("samples_ns")
         if not isinstance(samples, list) or len(samples) != REPETITIONS_PER_CALL:
-            raise BackendDiedError(f"llama.cpp gave no {REPETITIONS_PER_CALL} samples_ns")
+            raise BackendError(f"llama.cpp gave no {REPETITIONS_PER_CALL} samples_ns")
         return Sample(
             ns=int(samples[-1]),
             ended_s=call.ended_s,
@@ -197,7 +197,7 @@ class LlamaCppBackend:
                 binary, [*asked, *self._extra, *arguments], None, _parse_encoder_ms
             )
         if not (ms := sum(talk.record["ms"])):
-            raise BackendDiedError(f"llama-mtmd-cli says no time of its encoder: {talk.record}")
+            raise BackendError(f"llama-mtmd-cli says no time of its encoder: {talk.record}")
         return Sample(
             ns=1_000_000 * ms,
             ended_s=talk.ended_s,
@@ -213,11 +213,11 @@ class LlamaCppBackend:
         requests = self._warm_and_timed_requests(case, model, seed)
         try:
             found = time_first_text(binary, arguments, requests, self._timeout, **self._environment)
-            self._read_sm_count()
+            self._note_sm_count()
         except BenchError as error:
-            raise BackendDiedError(str(error)) from error
+            raise BackendError(str(error)) from error
         if found.n_tokens != case.n_prompt and not case.picture:
-            raise BackendDiedError(
+            raise BackendError(
                 f"llama-server made {found.n_tokens} tokens of a text of {case.n_prompt}"
             )
         return Sample(
@@ -232,7 +232,7 @@ class LlamaCppBackend:
     def _environment(self) -> dict[str, str]:
         return self._preload.environment if self._preload else {}
 
-    def _read_sm_count(self) -> None:
+    def _note_sm_count(self) -> None:
         if self._preload is not None:
             self._sms = self._preload.pop_sm_count()
 
@@ -284,7 +284,7 @@ class LlamaCppBackend:
                 command, self._environment, self._verbose and end is not None, out=PIPE
             )
         except OSError as error:
-            raise BackendDiedError(f"{binary.name} does not start: {error}") from error
+            raise BackendError(f"{binary.name} does not start: {error}") from error
         with child:
             try:
                 while data := child.read_output(child.started + self._timeout):
@@ -293,7 +293,7 @@ class LlamaCppBackend:
                         ended_s = time.monotonic()
             except TimeoutError:
                 child.terminate(grace=0)
-                raise BackendDiedError(
+                raise BackendError(
                     f"{binary.name} did not end in {self._timeout:g} s (--timeout)"
                 ) from None
             status = child.wait()
@@ -301,11 +301,11 @@ class LlamaCppBackend:
             said = child.error_output() if end is None else ""
             if status != 0:
                 why = _failure_reason(child.error_output())
-                raise BackendDiedError(f"{binary.name} {exit_text(status or 0)}: {why}")
+                raise BackendError(f"{binary.name} {exit_text(status or 0)}: {why}")
         try:
-            self._read_sm_count()
+            self._note_sm_count()
         except BenchError as error:
-            raise BackendDiedError(str(error)) from error
+            raise BackendError(str(error)) from error
         record = read(output.decode(errors="replace") + said)
         return BinaryResult(record, wall_s, ended_s, child.peak_bytes)
 
@@ -316,7 +316,7 @@ def _parse_llama_bench(output: str) -> dict[str, Any]:
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        raise BackendDiedError(f"llama-bench printed no JSON array of one object: {output[:200]!r}")
+        raise BackendError(f"llama-bench printed no JSON array of one object: {output[:200]!r}")
     return record
 
 

@@ -18,7 +18,7 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinbench.measure.backends.backend import RowCheckResult
-from orinbench.measure.backends.timed_models import has_states
+from orinbench.measure.backends.timed_models import has_recurrent_states
 from orinbench.measure.backends.transformer_executor import TransformerExecutor
 from orinbench.measure.plan import Case
 from orinbench.measure.token_sampling import case_samplings
@@ -112,7 +112,7 @@ class _DecodedRows:
         are computed once more.
         """
         worst, rows, places = 0.0, self._rows, self._places
-        if has_states(self._runner):
+        if has_recurrent_states(self._runner):
             copies = _DecodedRows(self._runner, [rows[0]] * len(rows), self._read).logits
             return compare_row_logits(copies, [self.logits[0]] * len(rows), "", rows[0]).error
         for row, place, logits in zip(rows, places, self.logits, strict=True):
@@ -156,10 +156,10 @@ def check_row_of_tinygrad_llm(
     for read in (case.n_depth + case.n_prompt, len(tokens) - 1):
         read = min(read, len(tokens) - 1)
         if read:
-            network.begin(tokens[:read], 0)
+            network.begin_answer(tokens[:read], 0)
         for position in range(read, len(tokens)):
-            network.step(tokens[position], position)
-        ways.append([np.array(network.logits())])
+            network.launch_step(tokens[position], position)
+        ways.append([np.array(network.wait_for_logits())])
     return compare_row_logits(ways[0], ways[1], "the same tokens as a prompt", tokens)
 
 

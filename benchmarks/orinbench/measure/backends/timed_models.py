@@ -39,23 +39,23 @@ class SequenceExecutor(Protocol):
         """Start keys and values of tokens[start:end] at their positions."""
         ...
 
-    def begin(self, tokens: Sequence[int], start: int) -> None:
+    def begin_answer(self, tokens: Sequence[int], start: int) -> None:
         """Start keys and values of tokens[start:], and the token behind them."""
         ...
 
-    def step(self, token: int | None = None, position: int = 0) -> None:
-        """Start one token more: the given one, or the one that `token` returns."""
+    def launch_step(self, token: int | None = None, position: int = 0) -> None:
+        """Start one token more: the given one, or the one that `wait_for_token` returns."""
         ...
 
-    def token(self) -> int:
+    def wait_for_token(self) -> int:
         """Wait for the most likely next token; -1 where logits are no numbers."""
         ...
 
-    def logits(self) -> NDArray[np.float32]:
+    def wait_for_logits(self) -> NDArray[np.float32]:
         """Wait for the logits after the last token: (vocabulary)."""
         ...
 
-    def watch(self, positions: int) -> NDArray[np.float32] | None:
+    def watch_layers(self, positions: int) -> NDArray[np.float32] | None:
         """Return what each layer will be given from now on; None: the path does not say.
 
         That is (layers + 1, positions, width), NaN where nothing was computed. For no positions it
@@ -103,7 +103,7 @@ class RunnerExecutor:
         for at in range(start, end, self.runner.chunk):
             self.runner.fill_pages(self._pages, tokens, at, min(at + self.runner.chunk, end))
 
-    def begin(self, tokens: Sequence[int], start: int) -> None:
+    def begin_answer(self, tokens: Sequence[int], start: int) -> None:
         """See `SequenceExecutor`; the last piece is as large as the scheduler's."""
         last, chunk = len(tokens) - 1, self.runner.chunk
         whole = start + max(0, last - 1 - start) // chunk * chunk
@@ -112,29 +112,29 @@ class RunnerExecutor:
         row = Row(tokens[last], last, self._pages, DrawRequest(_GREEDY, self._text))
         self.runner.begin_answer(row, whole)
 
-    def step(self, token: int | None = None, position: int = 0) -> None:
+    def launch_step(self, token: int | None = None, position: int = 0) -> None:
         """See `SequenceExecutor`."""
         if token is None:
-            token, position = self.token(), len(self._text)
+            token, position = self.wait_for_token(), len(self._text)
         self._text[position:] = [token]
         self._token = None
         self.runner.launch_step(
             [Row(token, position, self._pages, DrawRequest(_GREEDY, self._text))]
         )
 
-    def token(self) -> int:
+    def wait_for_token(self) -> int:
         """See `SequenceExecutor`."""
         if self._token is None:
             self._token = self.runner.collect_tokens()[0].token
         return self._token
 
-    def logits(self) -> NDArray[np.float32]:
+    def wait_for_logits(self) -> NDArray[np.float32]:
         """See `SequenceExecutor`."""
-        self.token()
+        self.wait_for_token()
         found: NDArray[np.float32] = self.runner.logits()[0]
         return found
 
-    def watch(self, positions: int) -> NDArray[np.float32] | None:
+    def watch_layers(self, positions: int) -> NDArray[np.float32] | None:
         """See `SequenceExecutor`."""
         runner = self.runner
         if isinstance(runner, FusedRunner):
@@ -152,7 +152,7 @@ class RunnerExecutor:
         return given
 
 
-def has_states(runner: Runner) -> bool:
+def has_recurrent_states(runner: Runner) -> bool:
     """Say whether its model has recurrent states, which do not go back."""
     if isinstance(runner, FusedRunner):
         return runner.executor.memory.states is not None
@@ -179,7 +179,7 @@ class _TokenClock:
         self.error = error
 
 
-class EngineLoop:
+class TimedScheduler:
     """The engine's scheduler on a runner: the loop that serves, in the thread that asks.
 
     A slot keeps what its last sequence left, so a prompt at a depth is a sequence that goes on.
@@ -188,7 +188,7 @@ class EngineLoop:
     def __init__(self, runner: Runner) -> None:
         self.runner, self.name, self.vocab_size = runner, runner.name, runner.vocab_size
         # Its states do not go back: a prompt at a depth would be timed with the depth.
-        self.recurrent = has_states(runner)
+        self.recurrent = has_recurrent_states(runner)
         self.forget_prompts()
 
     def forget_prompts(self) -> None:
@@ -223,7 +223,7 @@ class EngineLoop:
         return first - start, last - start, [clock.tokens for clock in clocks]
 
 
-Timed = EngineLoop | TransformerExecutor
+Timed = TimedScheduler | TransformerExecutor
 
 
 def count_kernels(linear: Any) -> tuple[int, int]:
@@ -256,7 +256,7 @@ INCLUDED = {
 }
 
 
-def prompt_chunk(timed: Timed) -> int | None:
+def prompt_chunk_length(timed: Timed) -> int | None:
     """Return how many tokens of a prompt go through at once; None: all."""
     if isinstance(timed, TransformerExecutor):
         return timed.chunk

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from orinbench.measure.backends.backend import (
-    BackendDiedError,
+    BackendError,
     BackendIdentity,
     Bandwidth,
     FirstTokenTime,
@@ -115,10 +115,10 @@ class TinygradBackend(DeviceBackend):
         if cold_start:
             self.environment["CACHEDB"] = str(self._directory / "cache.db")
 
-    def open(self) -> BackendIdentity:
+    def open_and_identify(self) -> BackendIdentity:
         """Open the device in a process of its own and say what it is."""
         with self.start_worker() as worker:
-            return worker.runner.open()
+            return worker.runner.open_and_identify()
 
     def time_first_token(self) -> FirstTokenTime:
         """Measure the time to the first token; the process of the warm one stays."""
@@ -175,7 +175,7 @@ def worker_environment(
 def measure_copy_bandwidth(device: str, timeout: float) -> Bandwidth:
     """Measure the copy bandwidth of a tinygrad device, in a process whose buffers go with it.
 
-    Raises BackendDiedError if the device cannot do it.
+    Raises BackendError if the device cannot do it.
     """
     n_bytes = CPU_COPY_BYTES if device.startswith("CPU") else GPU_COPY_BYTES
     with DeviceBackend(device, timeout) as backend:
@@ -187,7 +187,7 @@ def open_failure(device: str, timeout: float = 120.0) -> str | None:
     with DeviceBackend(device, timeout) as backend:
         backend.environment["CCACHE"] = "0"
         try:
-            backend.runner.open()
-        except BackendDiedError as error:
+            backend.runner.open_and_identify()
+        except BackendError as error:
             return str(error)
     return None

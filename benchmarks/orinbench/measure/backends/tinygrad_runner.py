@@ -39,14 +39,14 @@ from orinbench.measure.backends.row_check import (
 )
 from orinbench.measure.backends.timed_models import (
     INCLUDED,
-    EngineLoop,
     RunnerExecutor,
     SequenceExecutor,
     Timed,
+    TimedScheduler,
     count_token_kernels,
     load_network,
     make_network_runner,
-    prompt_chunk,
+    prompt_chunk_length,
 )
 from orinbench.measure.backends.transformer_executor import TransformerExecutor
 from orinbench.measure.environment import gpu_driver_version, gpu_name, package_version
@@ -87,7 +87,7 @@ class TinygradRunner:
         assert self._timed is not None, "Load comes before anything that needs the model"
         return self._timed
 
-    def open(self) -> BackendIdentity:
+    def open_and_identify(self) -> BackendIdentity:
         """Compile and run one kernel: a device that opens may still lack its compiler."""
         device = Device[Device.DEFAULT]
         if (Tensor([1.0, 2.0]) + 1).tolist() != [2.0, 3.0]:
@@ -122,13 +122,15 @@ class TinygradRunner:
         load_s = time.perf_counter() - start
         self._file = Path(asked.model)
         ids = self._random_ids(random.Random(0), n_prompt)
-        if isinstance(timed, EngineLoop):
+        if isinstance(timed, TimedScheduler):
             timed.time_answers([ids], 1)
         else:
-            timed.begin(ids, 0)
-            timed.token()
+            timed.begin_answer(ids, 0)
+            timed.wait_for_token()
         spent = self._meters.compile_counts_since((0.0, 0.0, 0))
-        return LoadReport(load_s, timed.name, INCLUDED[timed.name], prompt_chunk(timed), **spent)
+        return LoadReport(
+            load_s, timed.name, INCLUDED[timed.name], prompt_chunk_length(timed), **spent
+        )
 
     def _load_timed_model(self, load: LoadRequest) -> Timed:
         if load.general:
@@ -136,7 +138,7 @@ class TinygradRunner:
         network = load_network(load)
         if load.mmproj is not None:
             self._seeing = VisionModel(network, Path(load.mmproj), str(Device.DEFAULT))
-        return EngineLoop(make_network_runner(network, load.sequences))
+        return TimedScheduler(make_network_runner(network, load.sequences))
 
     def generate_greedily(
         self, asked: LoadRequest, prompts: Sequence[Sequence[int]], n_tokens: int
@@ -147,7 +149,7 @@ class TinygradRunner:
         self._say("loading the model")
         timed = self._load_timed_model(asked)
         executor: SequenceExecutor = (
-            RunnerExecutor(timed.runner) if isinstance(timed, EngineLoop) else timed
+            RunnerExecutor(timed.runner) if isinstance(timed, TimedScheduler) else timed
         )
         generations = []
         for number, prompt in enumerate(prompts, 1):
@@ -199,7 +201,7 @@ class TinygradRunner:
             rows = [[*prompt_tokens(tokenizer_of(self._file), text)]]
         if case.picture:
             rows = [self._vision_model.picture_prompt(self._draw_picture(case))]
-        if isinstance(timed, EngineLoop):
+        if isinstance(timed, TimedScheduler):
             timed.forget_prompts()  # what slots keep is overwritten
             return check_engine_row(timed.runner, case, rows)
         return check_row_of_tinygrad_llm(timed, case, rows[0])
@@ -207,7 +209,7 @@ class TinygradRunner:
     def _capture_graphs(self, timed: Timed, case: Case) -> None:
         """Run what the case needs until tinygrad has captured it, with a short prompt."""
         draw, n_tokens = random.Random(0), min(_WARM_TOKENS, max(case.n_prompt, case.n_depth))
-        if isinstance(timed, EngineLoop):
+        if isinstance(timed, TimedScheduler):
             for _ in range(_CALLS_TO_CAPTURE):
                 timed.forget_prompts()
                 rows = [self._random_ids(draw, max(1, n_tokens)) for _ in range(case.n_parallel)]
@@ -216,10 +218,10 @@ class TinygradRunner:
         if n_tokens:
             prompt = self._random_ids(draw, n_tokens)
             for _ in range(_CALLS_TO_CAPTURE):
-                timed.begin(prompt, 0)
+                timed.begin_answer(prompt, 0)
         if case.n_gen:
             for token in self._random_ids(draw, _CALLS_TO_CAPTURE):
-                timed.step(token, 0)
+                timed.launch_step(token, 0)
 
     def time_repetition(self, case: Case, seed: int, text: str = "") -> Sample:
         """Time one repetition by the wall clock.
@@ -236,7 +238,7 @@ class TinygradRunner:
         timed = self.loaded_model
         if case.is_encoding:
             return self._time_encoder(case)
-        if isinstance(timed, EngineLoop):
+        if isinstance(timed, TimedScheduler):
             try:
                 if case.text:
                     return self._time_to_first_text(timed, case, text)
@@ -251,21 +253,25 @@ class TinygradRunner:
         prompt = self._random_ids(draw, case.n_depth + case.n_prompt)
         tokens = self._random_ids(draw, case.n_gen)
         if case.n_depth:
-            timed.begin(prompt[: case.n_depth], 0)
+            timed.begin_answer(prompt[: case.n_depth], 0)
         self._synchronize()
         compiled = self._meters.compiled
         start = time.perf_counter_ns()
         if case.n_prompt:
-            timed.begin(prompt, case.n_depth)
+            timed.begin_answer(prompt, case.n_depth)
             self._synchronize()
         for position, token in enumerate(tokens, len(prompt)):
-            timed.step(token, position)
+            timed.launch_step(token, position)
             self._synchronize()
         measured = self._finished_sample(time.perf_counter_ns() - start, compiled)
         # A prompt of this network leaves no logits.
-        return replace(measured, finite=logits_are_finite([timed.logits()])) if tokens else measured
+        return (
+            replace(measured, finite=logits_are_finite([timed.wait_for_logits()]))
+            if tokens
+            else measured
+        )
 
-    def _time_in_loop(self, loop: EngineLoop, case: Case, seed: int) -> Sample:
+    def _time_in_loop(self, loop: TimedScheduler, case: Case, seed: int) -> Sample:
         if case.n_parallel > loop.runner.slots:
             raise RuntimeError(
                 f"-npl {case.n_parallel}: the {loop.name} path has {loop.runner.slots} at a time"
@@ -298,7 +304,7 @@ class TinygradRunner:
         """
         tokenizer = tokenizer_of(self._file)
         answer, data = tokenizer.new_stream(), self._draw_picture(case) if case.picture else b""
-        if isinstance(timed, EngineLoop):
+        if isinstance(timed, TimedScheduler):
             timed.forget_prompts()
         self._synchronize()
         compiled = self._meters.compiled
@@ -308,11 +314,11 @@ class TinygradRunner:
             if case.picture
             else prompt_tokens(tokenizer, text)
         )
-        if isinstance(timed, EngineLoop):
+        if isinstance(timed, TimedScheduler):
             token = timed.time_answers([[*ids]], 1)[2][0][0]
         else:
-            timed.begin(ids, 0)
-            token = timed.token()
+            timed.begin_answer(ids, 0)
+            token = timed.wait_for_token()
         answer.push(token)
         ns = time.perf_counter_ns() - start
         if len(ids) != case.n_prompt and not case.picture:
@@ -340,7 +346,7 @@ class TinygradRunner:
         tiles = picture.tiles
         if Device.DEFAULT == "CPU":
             reference, against = VisionReference(sight.gguf.path), "the float64 reference"
-            wanted = np.concatenate([reference.tile_rows(tile) for tile in tiles])
+            wanted = np.concatenate([reference.encode_tile(tile) for tile in tiles])
         else:
             against = "the CPU's encoder"
             wanted = CpuEncoder(sight.gguf, sight.projector.encoder)(tiles)
@@ -358,5 +364,5 @@ class TinygradRunner:
     def _cache_type(self) -> str:
         if isinstance(self._timed, TransformerExecutor):
             return self._timed.cache_type
-        runner = self.loaded_model.runner if isinstance(self.loaded_model, EngineLoop) else None
+        runner = self.loaded_model.runner if isinstance(self.loaded_model, TimedScheduler) else None
         return runner.executor.memory.kv.name if isinstance(runner, FusedRunner) else "f16"

@@ -52,7 +52,7 @@ class TransformerExecutor:
         """The calls of a token."""
         return self._model.rollout_jit.captured.linear
 
-    def watch(self, positions: int) -> None:
+    def watch_layers(self, positions: int) -> None:
         """Say nothing of layers."""
 
     def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
@@ -66,22 +66,24 @@ class TransformerExecutor:
             self._out = self._model(ids[:, bound : bound + width], bound, self._temperature)
             self._out.realize()
 
-    def begin(self, tokens: Sequence[int], start: int) -> None:
+    def begin_answer(self, tokens: Sequence[int], start: int) -> None:
         """Compute tokens[start:], and the token behind them."""
         self.fill_cache(tokens, start, len(tokens))
         self._last = tokens[-1], len(tokens) - 1
 
-    def step(self, token: int | None = None, position: int = 0) -> None:
-        """Compute one token more: the given one, or the one that `token` returns."""
-        self._last = (self.token(), self._last[1] + 1) if token is None else (token, position)
+    def launch_step(self, token: int | None = None, position: int = 0) -> None:
+        """Compute one token more: the given one, or the one that `wait_for_token` returns."""
+        self._last = (
+            (self.wait_for_token(), self._last[1] + 1) if token is None else (token, position)
+        )
         bound = self._position.bind(self._last[1])
         self._out = self._model(_token_tensor(self._last[0]), bound, self._temperature).realize()
 
-    def token(self) -> int:
+    def wait_for_token(self) -> int:
         """Return the most likely next token."""
         return int(self._out.item())
 
-    def logits(self) -> npt.NDArray[np.float32]:
+    def wait_for_logits(self) -> npt.NDArray[np.float32]:
         """Return the logits after the last step: (vocabulary)."""
         token, position = self._last
         found: npt.NDArray[np.float32] = self._again(

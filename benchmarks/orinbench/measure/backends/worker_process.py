@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from orinbench.child import PIPE, ChildProcess
-from orinbench.measure.backends.backend import BackendDiedError, NonfiniteLogitsError
+from orinbench.measure.backends.backend import BackendError, NonfiniteLogitsError
 from orinllm.gpu.host_compiler import with_compiler_hint
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _RemoteObject:
 class WorkerProcess:
     """Starts a worker at once; use as a context manager or call `close`.
 
-    `runner` is its TinygradRunner; calls raise BackendDiedError, one line. `timeout` bounds each,
+    `runner` is its TinygradRunner; calls raise BackendError, one line. `timeout` bounds each,
     in seconds; `say` hears how far one is. The worker has a session of its own: Ctrl-C reaches the
     bench alone, which then closes it.
     """
@@ -72,26 +72,24 @@ class WorkerProcess:
             while (answer := self._next_answer())[0] == SAID:
                 self._say(answer[1])
         except (BrokenPipeError, ValueError, EOFError):  # it ended, or was closed after a timeout
-            raise BackendDiedError(self._exit_text()) from None
+            raise BackendError(self._exit_text()) from None
         except TimeoutError:
             self.close()
-            raise BackendDiedError(
-                f"no answer to {name} in {self._timeout:g} s (--timeout)"
-            ) from None
+            raise BackendError(f"no answer to {name} in {self._timeout:g} s (--timeout)") from None
         kind, value = answer
         if kind == NO_NUMBERS:
             raise NonfiniteLogitsError(value)
         if kind == FAILED:
-            raise BackendDiedError(with_compiler_hint(value))
+            raise BackendError(with_compiler_hint(value))
         return value
 
     def _next_answer(self) -> tuple[str, Any]:
-        """Return the next answer; raises EOFError at its end, TimeoutError and BackendDiedError."""
+        """Return the next answer; raises EOFError at its end, TimeoutError and BackendError."""
         deadline = time.monotonic() + self._timeout
         size = int.from_bytes(head := self._read_exactly(SIZE_BYTES, deadline))
         if size > _MOST_BYTES:
             self.close()
-            raise BackendDiedError(f"wrote text beside its answers: {head + self._buffer!r:.200}")
+            raise BackendError(f"wrote text beside its answers: {head + self._buffer!r:.200}")
         answer: tuple[str, Any] = pickle.loads(self._read_exactly(size, deadline))
         return answer
 

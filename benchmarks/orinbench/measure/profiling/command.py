@@ -13,7 +13,7 @@ import click
 
 from orinbench.child import run_command
 from orinbench.errors import BenchError
-from orinbench.measure.backends.backend import BackendDiedError
+from orinbench.measure.backends.backend import BackendError
 from orinbench.measure.backends.tinygrad_backend import measure_copy_bandwidth, open_failure
 from orinbench.measure.models_and_backends import choose_backends, find_or_make_models
 from orinbench.measure.plan import BACKEND_NAMES
@@ -24,11 +24,11 @@ from orinbench.options import (
     AT_LEAST_0,
     AT_LEAST_1,
     ModelOptions,
-    flag,
+    option_field,
     output_option,
     with_options,
 )
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinbench.show.markdown import markdown_table
 
 # Time limit of the copies.
@@ -68,22 +68,24 @@ class Profile:
 class ProfileOptions(ModelOptions):
     """Options of the command."""
 
-    backend: str | None = flag(
+    backend: str | None = option_field(
         "--backend",
         f"One of tinygrad's: {', '.join(BACKEND_NAMES[:-1])}. [default: the first that opens]",
         metavar="NAME",
     )
-    n_prompt: int = flag("-p --n-prompt", "Tokens of the prompt.", default=512, type=AT_LEAST_1)
-    n_depth: int = flag(
+    n_prompt: int = option_field(
+        "-p --n-prompt", "Tokens of the prompt.", default=512, type=AT_LEAST_1
+    )
+    n_depth: int = option_field(
         "-d --n-depth", "Tokens in the cache before the prompt.", default=0, type=AT_LEAST_0
     )
-    arch: str | None = flag(
+    arch: str | None = option_field(
         "--arch",
         "Measure nothing: compile the fused kernels for this GPU, which need not be here (sm_87: "
         "every Orin), and show registers, main loops and what limits each.",
         metavar="NAME",
     )
-    output: str = output_option(["md", "json"]).flag
+    output: str = output_option(["md", "json"]).as_field
 
 
 def sum_by_class(kernels: Iterable[KernelTime]) -> list[KernelClassTime]:
@@ -121,7 +123,7 @@ def measure_profile(model: Path, device: str, n_prompt: int, depth: int) -> Prof
         said.append(done.out.splitlines())
     try:
         bandwidth = 1e9 * max(measure_copy_bandwidth(device, _COPY_SECONDS).samples_gb_s)
-    except BackendDiedError as error:
+    except BackendError as error:
         raise BenchError(f"{model}: profiling on {device} failed: {error}") from error
     result, kernels = json.loads(said[0][-1]), parse_log(said[1])
     sections = {
@@ -180,7 +182,7 @@ def profile_command(options: ProfileOptions) -> None:
     Kernels are those of a token and of a prompt of the model, on the path that a run takes. On a
     CPU that is one program a token, and there is the wall clock alone.
     """
-    talk, given = Messages(), options.backend
+    talk, given = Progress(), options.backend
     if options.arch:
         if given:
             raise BenchError(f"--backend {given} with --arch: nothing is measured; leave one out")

@@ -31,12 +31,12 @@ def main(model: str, n_prompt: int, depth: int) -> None:
 
     def prompt() -> None:
         executor.fill_cache(ids, depth, len(ids) - 1)
-        executor.step(ids[-1], len(ids) - 1)
-        executor.token()
+        executor.launch_step(ids[-1], len(ids) - 1)
+        executor.wait_for_token()
 
     def token() -> None:
-        executor.step()
-        executor.token()
+        executor.launch_step()
+        executor.wait_for_token()
 
     def seconds(name: str, act: Callable[[], None], times: int) -> float:
         print(f"=== orinbench {name}", flush=True)

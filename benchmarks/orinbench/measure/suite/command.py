@@ -48,15 +48,15 @@ from orinbench.options import (
     ABOVE_0,
     LISTS,
     RunOptions,
-    check_board,
-    check_output,
-    flag,
     kept_cache_environment,
+    option_field,
     process_count,
+    require_asked_board,
+    require_output_paths,
     with_options,
     write_records,
 )
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinboard.files import Roots
 from orinllm.gpu.host_compiler import skipped_clang_note
 
@@ -65,23 +65,23 @@ from orinllm.gpu.host_compiler import skipped_clang_note
 class SuiteOptions(RunOptions):
     """Options of the command."""
 
-    select: str = flag(
+    select: str = option_field(
         "--select",
         f"Cases to run: {', '.join(SELECTIONS)}; {', '.join(UNITS)}; or patterns as 'matmul "
         "bf16*'. -NAME leaves cases out.",
         default="quick",
         metavar="LIST",
     )
-    devices: tuple[str, ...] = flag(
+    devices: tuple[str, ...] = option_field(
         "--device", "NV, CUDA, CPU; measured in turns. [default: all that open]", **LISTS
     )
-    max_call: float | None = flag(
+    max_call: float | None = option_field(
         "--max-call",
         "Leave out cases in which one call takes longer. [default: 2; schedule: 30]",
         type=ABOVE_0,
         metavar="SECONDS",
     )
-    roofline: bool = flag(
+    roofline: bool = option_field(
         "--roofline/--no-roofline", "Measure the copy bandwidth. [default: yes]", default=True
     )
 
@@ -96,9 +96,9 @@ class SuiteBackend(DeviceBackend):
         self.environment |= kept_cache_environment(options.kept)
         self._options, self._max_call_s = options, max_call_s
 
-    def open(self) -> BackendIdentity:
+    def open_and_identify(self) -> BackendIdentity:
         """Open the device."""
-        return self.runner.open()
+        return self.runner.open_and_identify()
 
     def time_first_token(self) -> FirstTokenTime:
         """Raise: there is no model."""
@@ -128,9 +128,9 @@ def suite_command(options: SuiteOptions) -> int:
 
     Results go to standard output, everything else to standard error.
     """
-    check_output(options)
+    require_output_paths(options)
     processes = process_count(options.processes, options.repetitions, MIN_UNITS)
-    check_board(options, Roots())
+    require_asked_board(options, Roots())
     parse_variables(options.variables)
     kept_cache_environment(options.kept)
     selection = select_cases(options.select)
@@ -138,7 +138,7 @@ def suite_command(options: SuiteOptions) -> int:
     partial = False
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         try:
-            talk = Messages(options.progress)
+            talk = Progress(options.progress)
             devices = tuple(choose_devices(options.devices, talk))
             options = replace(options, processes=processes, devices=devices)
             if note := skipped_clang_note(os.environ):
@@ -183,7 +183,7 @@ def _benchmark_runner(
         Plan(lanes, options.repetitions, options.seed, options.processes or MIN_UNITS),
         [SuiteBackend(lane, options, max_call_s) for lane in lanes],
         [None] * len(lanes),
-        Messages(options.progress),
+        Progress(options.progress),
         gate=None,
         probe=probe if options.roofline and benchmark in WITH_ROOFLINE else None,
         delay=options.delay,
@@ -195,7 +195,7 @@ def _benchmark_runner(
     )
 
 
-def choose_devices(given: Sequence[str], talk: Messages) -> list[str]:
+def choose_devices(given: Sequence[str], talk: Progress) -> list[str]:
     """Return the devices asked for, or all that open; raises BenchError if there is none."""
     names = [name for text in given for name in text.split(",") if name]
     for name in names:

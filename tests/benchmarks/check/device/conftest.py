@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.jsonfile import write_atomically
+from orinbench.files_and_json import write_atomically
 
 
 @pytest.fixture(scope="module", autouse=True)

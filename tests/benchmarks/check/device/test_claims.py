@@ -12,8 +12,8 @@ from tests.benchmarks.check.device.conftest import report, step, written
 from orinbench.check.device.claims import (
     OPERATIONS,
     Claim,
+    ClaimCondition,
     ClaimOutcome,
-    ReportCheck,
     judge_claim,
     load_claims,
 )
@@ -43,26 +43,26 @@ def test_ids_are_unique() -> None:
     assert [i for i, n in Counter(claim.id for claim in CLAIMS).items() if n > 1] == []
 
 
-def claim_of(*checks: ReportCheck, board_only: bool = False) -> Claim:
+def claim_of(*checks: ClaimCondition, board_only: bool = False) -> Claim:
     return Claim("x.y", "it works", "docs/x.md", board_only, checks)
 
 
-SUM = ReportCheck(("smoke", "result", "sum"), "equals", True)
+SUM = ClaimCondition(("smoke", "result", "sum"), "equals", True)
 
 
 def test_outcomes() -> None:
     assert judge_claim(claim_of(SUM), report())[0] is ClaimOutcome.CONFIRMED
-    wrong = ReportCheck(("smoke", "result", "arch"), "equals", "sm_90")
+    wrong = ClaimCondition(("smoke", "result", "arch"), "equals", "sm_90")
     outcome, because = judge_claim(claim_of(SUM, wrong), report())
     assert outcome is ClaimOutcome.REFUTED
     assert because == 'smoke/result/arch is "sm_87"; claimed: equals "sm_90"'
-    missing = ReportCheck(("smoke", "result", "speed"), "equals", 1)
+    missing = ClaimCondition(("smoke", "result", "speed"), "equals", 1)
     assert (
         judge_claim(claim_of(SUM, missing), report())[1] == "the report has no smoke/result/speed"
     )
     # A wrong claim is wrong, also where something else was not tested.
     assert judge_claim(claim_of(missing, wrong), report())[0] is ClaimOutcome.REFUTED
-    other = ReportCheck(("memory", "result", "failed"), "equals", 0)
+    other = ClaimCondition(("memory", "result", "failed"), "equals", 0)
     assert judge_claim(claim_of(other), report())[1] == "memory was not taken"
     late = report(memory=step(None, "not run", "no checkout"))
     assert judge_claim(claim_of(other), late)[1] == "memory: not run: no checkout"
@@ -86,13 +86,13 @@ def test_outcomes() -> None:
 )
 def test_operations(op: str, found: object, wanted: object, holds: bool) -> None:
     whole = report(smoke=step({"x": found}))
-    outcome = judge_claim(claim_of(ReportCheck(("smoke", "result", "x"), op, wanted)), whole)[0]
+    outcome = judge_claim(claim_of(ClaimCondition(("smoke", "result", "x"), op, wanted)), whole)[0]
     assert outcome is (ClaimOutcome.CONFIRMED if holds else ClaimOutcome.REFUTED)
 
 
 def test_two_values_of_a_report_are_the_same() -> None:
     sms = ("abi", "result", "characteristics", "sms")
-    same = claim_of(ReportCheck(("smoke", "result", "sms"), "same as", "/".join(sms)))
+    same = claim_of(ClaimCondition(("smoke", "result", "sms"), "same as", "/".join(sms)))
     assert judge_claim(same, report())[0] is ClaimOutcome.CONFIRMED
     other = report()
     other["steps"]["smoke"]["result"]["sms"] = 8  # a driver that counts the litters

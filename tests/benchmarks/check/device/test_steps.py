@@ -111,7 +111,7 @@ def test_the_check_of_a_board_keeps_verdicts(
         sys.exit({status})
     """
     bench_of(monkeypatch, tmp_path, program)
-    found = steps.check_numbers(DeviceCheck(tmp_path, False, 0), 60)
+    found = steps.check_engine_numbers(DeviceCheck(tmp_path, False, 0), 60)
     (verdict,) = found["verdicts"]
     assert verdict["said"] == "check --backend tinygrad:NV -o json"
     assert verdict["DEV"] == "TEGRA+NV" and verdict["passed"] == passed
@@ -125,10 +125,10 @@ def test_a_check_of_a_board_that_finds_nothing(
 ) -> None:
     bench_of(monkeypatch, tmp_path, "import sys; print([]); sys.exit(1)")
     with pytest.raises(RuntimeError, match="did not answer"):
-        steps.check_numbers(check, 60)
+        steps.check_engine_numbers(check, 60)
     bench_of(monkeypatch, tmp_path, "import time; time.sleep(600)")
     with pytest.raises(StepOutOfTime):
-        steps.check_numbers(check, 1)
+        steps.check_engine_numbers(check, 1)
 
 
 def test_llama_bench_asks_for_what_a_board_can_do(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.errors import BenchError
-from orinbench.judge.identity import context_fields, device_label, measurement_identity
+from orinbench.judge.identity import device_label, measurement_identity, setup_fields
 from orinbench.judge.load_results import completed_record, load_records
 from orinbench.judge.make_records import make_records
 from orinbench.measure.plan import Case
@@ -40,7 +40,7 @@ def test_what_came_of_a_model_is_no_identity(recorded_run: Build) -> None:
         for path, chunk, kind in (("general", None, "f32"), ("fused", 512, "f16"))
     )
     assert measurement_identity(general) == measurement_identity(fused)
-    assert context_fields(general) != context_fields(fused)
+    assert setup_fields(general) != setup_fields(fused)
     assert measurement_identity(general) != measurement_identity(
         replace(general, benchmark="batch")
     )
@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: Patch) -> None:
     path.write_bytes(b"[\xff")
     with pytest.raises(BenchError, match="cannot be read"):
         load_records(path)
-    monkeypatch.setattr("orinbench.jsonfile.MOST_BYTES", 1)
+    monkeypatch.setattr("orinbench.files_and_json.MOST_BYTES", 1)
     with pytest.raises(BenchError, match="larger than 0 MiB; want what -o json or jsonl wrote"):
         load_records(path)
 

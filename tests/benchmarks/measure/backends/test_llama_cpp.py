@@ -7,7 +7,7 @@ from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import BenchError
 from orinbench.judge.load_results import ran_on_cpu
-from orinbench.measure.backends.backend import BackendDiedError
+from orinbench.measure.backends.backend import BackendError
 from orinbench.measure.backends.llama_cpp import (
     LlamaCppBackend,
     find_llama_bench,
@@ -46,7 +46,7 @@ def test_a_case_in_llama_benchs_flags(case: Case, arguments: str) -> None:
 
 def test_identity_and_first_token_come_from_one_call(fake_llama_bench: Path) -> None:
     lane = backend(fake_llama_bench)
-    identity = lane.open()
+    identity = lane.open_and_identify()
     assert (identity.software, identity.build_number) == ("llama.cpp 0c1e570", 1)
     assert (identity.device, identity.n_threads) == ("CPU", 2)
     first = lane.time_first_token()
@@ -102,14 +102,14 @@ def test_what_goes_wrong_is_one_line(
     fake_llama_bench: Path, monkeypatch: Patch, mode: str, says: str
 ) -> None:
     monkeypatch.setenv("FAKE_LLAMA_BENCH", mode)
-    with pytest.raises(BackendDiedError, match=says):
+    with pytest.raises(BackendError, match=says):
         backend(fake_llama_bench).time_repetition(CASE, 0)
 
 
 def test_a_call_that_hangs_is_ended(fake_llama_bench: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("FAKE_LLAMA_BENCH", "hang")
     start = time.monotonic()
-    with pytest.raises(BackendDiedError, match=r"did not end in 1 s \(--timeout\)"):
+    with pytest.raises(BackendError, match=r"did not end in 1 s \(--timeout\)"):
         backend(fake_llama_bench, timeout=1).time_repetition(CASE, 0)
     assert time.monotonic() - start < 50  # it would end by itself after 60
 
@@ -118,8 +118,8 @@ def test_a_binary_that_does_not_start(tmp_path: Path) -> None:
     broken = tmp_path / "llama-bench"
     broken.write_bytes(b"\x7fELF nonsense")
     broken.chmod(0o755)
-    with pytest.raises(BackendDiedError, match="llama-bench does not start"):
-        backend(broken).open()
+    with pytest.raises(BackendError, match="llama-bench does not start"):
+        backend(broken).open_and_identify()
 
 
 def test_finding_the_binary(fake_llama_bench: Path, tmp_path: Path, monkeypatch: Patch) -> None:

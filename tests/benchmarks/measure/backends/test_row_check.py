@@ -13,11 +13,11 @@ from tests.engine.conftest import emulation as emulation
 from tests.engine.conftest import load_emulated
 
 from orinbench.check.reference import Reference
-from orinbench.check.row_gate import require_row_passed, row_check_text
+from orinbench.check.row_result_gate import require_row_passed, row_check_text
 from orinbench.errors import CheckFailed
 from orinbench.measure.backends.backend import RowCheckResult, WarmUpCost
 from orinbench.measure.backends.row_check import check_engine_row, logits_are_finite
-from orinbench.measure.backends.timed_models import EngineLoop, load_runner
+from orinbench.measure.backends.timed_models import TimedScheduler, load_runner
 from orinbench.measure.plan import Case
 from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.token_sampling import case_samplings
@@ -110,7 +110,7 @@ def test_a_batch_is_compared_with_its_sequences_alone(
     assert found.finite and found.error < 0.05 and found.against == "the same sequences alone"
 
     # What is timed draws at random there, too.
-    loop = EngineLoop(runner)
+    loop = TimedScheduler(runner)
     _, _, drawn = loop.time_answers(
         rows_of(case), 4, case_samplings(replace(case, n_gen=4), seed=1)
     )
@@ -172,7 +172,7 @@ def test_each_sequence_of_a_batch_has_states_of_its_own(emulation: None, tmp_pat
     runner, case = FusedRunner(executor, 2), Case(0, 1, 2, n_parallel=2)
     found = check_engine_row(runner, case, rows_of(case))
     assert found.finite and found.error < 0.01
-    assert EngineLoop(runner).recurrent
+    assert TimedScheduler(runner).recurrent
 
 
 @pytest.mark.parametrize("sampling", ["", "temperature=0", "temperature=1,top_k=0,top_p=1,min_p=0"])

@@ -11,7 +11,7 @@ from tests.benchmarks.orinbench_command import Patch
 from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
-from orinbench.measure.backends.timed_models import EngineLoop, count_kernels
+from orinbench.measure.backends.timed_models import TimedScheduler, count_kernels
 from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.plan import Case
 from orinbench.measure.prompt_text import prompt_text, prompt_tokens, tokenizer_of
@@ -90,7 +90,7 @@ def runner(fake: FakeRunner, monkeypatch: Patch) -> TinygradRunner:
     monkeypatch.setattr(Compiler, "compile_cached", Compiler.compile_cached)
     monkeypatch.setattr(Buffer, "allocate", Buffer.allocate)
     runner = TinygradRunner()
-    runner._timed = EngineLoop(fake)
+    runner._timed = TimedScheduler(fake)
     monkeypatch.setattr(runner, "_synchronize", lambda: fake.calls.append("sync"))
     return runner
 

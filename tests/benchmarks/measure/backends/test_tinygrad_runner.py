@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.measure.backends.backend import BackendDiedError, LoadRequest
+from orinbench.measure.backends.backend import BackendError, LoadRequest
 from orinbench.measure.backends.tinygrad_backend import (
     TinygradBackend,
     measure_copy_bandwidth,
@@ -35,7 +35,7 @@ def worker(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_the_device_opens_and_says_what_it_is(worker: WorkerProcess) -> None:
-    opened = worker.runner.open()
+    opened = worker.runner.open_and_identify()
     assert (opened.device, opened.driver) == ("CPU", None)
     assert opened.build_commit.startswith("0.13.0")
     assert opened.n_threads is not None and opened.n_threads >= 1
@@ -81,9 +81,9 @@ def test_more_tokens_take_longer(worker: WorkerProcess) -> None:
 
 
 def test_a_bad_request_is_an_error_and_not_the_end(worker: WorkerProcess) -> None:
-    with pytest.raises(BackendDiedError, match="BadInput"):
+    with pytest.raises(BackendError, match="BadInput"):
         worker.runner.load(LoadRequest("/nowhere.gguf", 64))
-    assert worker.runner.open().device == "CPU"
+    assert worker.runner.open_and_identify().device == "CPU"
 
 
 def test_bandwidth_is_of_this_world(monkeypatch: Patch) -> None:
@@ -108,7 +108,7 @@ def test_a_backend_from_cold_to_closed(tiny_path: Path) -> None:
     plan = Lane("tinygrad:CPU", (case,), tiny_path, n_threads=1)
     backend = TinygradBackend(plan, cold_start=True, timeout=300)
     try:
-        identity = backend.open()
+        identity = backend.open_and_identify()
         assert (identity.device, identity.n_threads) == ("CPU", 1)
         first = backend.time_first_token()
         assert first.cold_s is not None and first.cold is not None

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.measure.backends.backend import BackendDiedError, PreparedCase
+from orinbench.measure.backends.backend import BackendError, PreparedCase
 from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.measure.plan import SuiteCase
 from orinbench.measure.suite import case_timer
@@ -162,7 +162,7 @@ def test_a_wrong_result_has_no_figure(name: str, change: str, environment: dict[
     code = WRONG.format(change=change)
     with (
         WorkerProcess(environment, 300, (sys.executable, "-c", code)) as process,
-        pytest.raises(BackendDiedError, match="WrongResultError: wrong result: "),
+        pytest.raises(BackendError, match="WrongResultError: wrong result: "),
     ):
         prepared_by(process, select_cases("tiny")[name][0])
 

@@ -17,7 +17,7 @@ from orinbench.errors import BenchError
 from orinbench.judge.load_results import completed_record
 from orinbench.judge.schema import FIELDS
 from orinbench.measure.backends.backend import (
-    BackendDiedError,
+    BackendError,
     BackendIdentity,
     Bandwidth,
     CaseLeftOutError,
@@ -27,7 +27,7 @@ from orinbench.measure.backends.backend import (
 )
 from orinbench.measure.plan import Lane, SuiteCase
 from orinbench.measure.suite import command
-from orinbench.progress import Messages
+from orinbench.progress import Progress
 from orinbench.show.output_formats import RENDERERS
 
 ORINBENCH = (sys.executable, "-m", "orinbench")
@@ -49,7 +49,7 @@ class FakeSuiteBackend:
         self.log.append(f"{self.device} {what}")
         type(self).hook(self.log[-1])
 
-    def open(self) -> BackendIdentity:
+    def open_and_identify(self) -> BackendIdentity:
         self._note("open")
         return BackendIdentity("tinygrad 1", "1", None, self.device, None, None, None, None)
 
@@ -176,7 +176,7 @@ def test_what_is_left_out_is_said_and_a_wrong_result_is_an_error_without_a_figur
         if line == "CPU warm up cached 4 KiB":
             raise CaseLeftOutError("one call takes 9 s")
         if line == "CPU warm up driver 4 KiB":
-            raise BackendDiedError("WrongResultError: wrong result: off from numpy by 3")
+            raise BackendError("WrongResultError: wrong result: off from numpy by 3")
 
     fake.hook = staticmethod(hook)
     code, records, err = suite("alloc * 4 KiB,alloc * 1 MiB", "--device", "CPU", "-r", "2")
@@ -234,7 +234,7 @@ def test_ctrl_c_and_a_crash_keep_what_was_measured(
 def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(fake: Fakes, suite: Any) -> None:
     def hook(line: str) -> None:
         if line.endswith("open"):
-            raise BackendDiedError("no such thing")
+            raise BackendError("no such thing")
 
     fake.hook = staticmethod(hook)
     code, records, err = suite("alloc * 4 KiB", "--device", "CPU")
@@ -243,11 +243,11 @@ def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(fake: Fakes, suite
 
 
 def test_all_devices_that_open_are_taken(fake: Fakes, monkeypatch: Patch) -> None:
-    assert command.choose_devices([], Messages()) == ["CUDA", "CPU"]
-    assert command.choose_devices(["CPU,NV", "CPU"], Messages()) == ["CPU", "NV"]
+    assert command.choose_devices([], Progress()) == ["CUDA", "CPU"]
+    assert command.choose_devices(["CPU,NV", "CPU"], Progress()) == ["CPU", "NV"]
     monkeypatch.setattr(command, "open_failure", lambda name: f"no {name}")
     with pytest.raises(BenchError, match=r"--device: none opens \(NV: no NV; CUDA: no CUDA; "):
-        command.choose_devices([], Messages())
+        command.choose_devices([], Progress())
 
 
 def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(

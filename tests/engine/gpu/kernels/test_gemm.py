@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, quants
 from tests.engine.gpu.kernels.emulated_buffers import Array, buffer, read
 from tests.engine.gpu.kernels.test_types import ROWS, TYPES, close, random_rows
 
-from orinbench.check.arithmetic import round_weights_to_half
+from orinbench.check.rounded_reference import round_weights_to_half
 from orinllm.file.ggml import KernelGgmlType
 from orinllm.gpu.kernels.buffers import CHUNK, Weight, ceil_div
 from orinllm.gpu.kernels.gemm import (

@@ -53,7 +53,7 @@ Rounding = Callable[[Array, float], Array]
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class EngineRounding:
     """An engine's rounding of what goes into a product, in words and as a function.
 
     kept: the same of keys and values, which are halves or, as q8_0, bytes by 32; others: of norms,
@@ -68,17 +68,21 @@ class Arithmetic:
 
 # The engine's CPU path (engine/orinllm/cpu/rows.c): one large activation makes its 31 neighbours
 # coarse, and real models have such.
-SIXTEEN_BIT_ACTIVATIONS = Arithmetic(
+SIXTEEN_BIT_ACTIVATIONS = EngineRounding(
     "16-bit activations", partial(_round_to_integers, most=32767), others=_round_to_single
 )
 # tinygrad casts weights and norms to half (tinygrad/llm/model.py, HALF=1).
-HALF_WEIGHTS = Arithmetic("weights in half precision", _round_to_half)
+HALF_WEIGHTS = EngineRounding("weights in half precision", _round_to_half)
 # The engine's fused kernels and llama.cpp's CUDA kernels for quantized weights (ggml's Q8_1).
-EIGHT_BIT_ACTIVATIONS = Arithmetic("8-bit activations", _round_to_integers)
+EIGHT_BIT_ACTIVATIONS = EngineRounding("8-bit activations", _round_to_integers)
 # The same with a cache of q8_0.
-EIGHT_BIT_CACHE = Arithmetic("8-bit activations and cache", _round_to_integers, _round_to_integers)
+EIGHT_BIT_CACHE = EngineRounding(
+    "8-bit activations and cache", _round_to_integers, _round_to_integers
+)
 # llama.cpp's CPU kernels for K-quants (ggml's Q8_K); for the others blocks of 32 are finer.
-EIGHT_BITS_BY_256 = Arithmetic("8-bit activations by 256", partial(_round_to_integers, block=256))
+EIGHT_BITS_BY_256 = EngineRounding(
+    "8-bit activations by 256", partial(_round_to_integers, block=256)
+)
 
 
 class RoundedReference(Reference):
@@ -88,7 +92,7 @@ class RoundedReference(Reference):
     """
 
     def __init__(
-        self, model: ModelInfo, arithmetic: Arithmetic, context: int, place: float = 1.0
+        self, model: ModelInfo, arithmetic: EngineRounding, context: int, place: float = 1.0
     ) -> None:
         super().__init__(model, context=context)
         self.arithmetic, self._place = arithmetic, place
@@ -100,10 +104,10 @@ class RoundedReference(Reference):
             for layer, routed in exact.routed.items()
             for position, experts in enumerate(routed.chosen)
         }
-        self.share_unpacked(exact)
+        self.share_unpacked_with(exact)
         return self.logits(tokens, last, forced=taken)
 
-    def share_unpacked(self, exact: Reference) -> None:
+    def share_unpacked_with(self, exact: Reference) -> None:
         """Take what another reference has unpacked, and leave there what this one unpacks."""
         self._unpacked = exact._unpacked
 
@@ -137,7 +141,7 @@ class RoundedPromptReference(RoundedReference):
     """
 
     def __init__(self, exact: Reference, kept: Rounding, context: int, place: float) -> None:
-        """Make one from the reference whose unpacked weights it rounds; kept: see Arithmetic."""
+        """Make one from the reference whose unpacked weights it rounds."""
         self._exact = exact  # The reference unpacks factors of rotation when it is made.
         super().__init__(exact.model, replace(HALF_WEIGHTS, kept=kept), context, place)
 
