@@ -181,13 +181,13 @@ class RepositoryCopy:
             raise SystemExit(f"mutations: the tests fail without a change:\n{done.stdout[-2000:]}")
         return done.returncode == 0
 
-    def survives(self, name: str, change: Change, arguments: list[str], limit: float) -> bool:
+    def change_survives(self, name: str, change: Change, tests: list[str], limit: float) -> bool:
         """True if pytest passes although the file is changed."""
         file = self.changed / name
         text = file.read_text()
         file.write_text(text[: change.start] + change.new + text[change.end :])
         try:
-            return self.tests_pass(arguments, limit)
+            return self.tests_pass(tests, limit)
         finally:
             file.write_text(text)
 
@@ -230,7 +230,7 @@ def judge_changes(
         name, line, change = item
         own = free.get()
         text = (own.changed / name).read_text()
-        survived = own.survives(name, change, tests, PATIENCE * once + 30)
+        survived = own.change_survives(name, change, tests, PATIENCE * once + 30)
         free.put(own)
         done, survivors = done + 1, survivors + survived
         left = (time.monotonic() - begin) / done * (len(work) - done)

@@ -300,9 +300,9 @@ def programs(cubin: Path, ptx: Path) -> int:
 
     What a program compiles by NVRTC or nvJitLink is kept by itself.
     """
-    from .orin.gpu.programs import register_files
+    from .orin.gpu.programs import register_cubin_and_ptx
 
-    for program in register_files(cubin, ptx):
+    for program in register_cubin_and_ptx(cubin, ptx):
         size, count = len(program.text), len(program.code.kernel.instrs)
         click.echo(f"{program.name}: {size} bytes of code, {count} PTX instructions")
     return 0
@@ -330,7 +330,7 @@ def judge(file: Path, only: str, show: int) -> int:
     sequences = [s for s in driver_answers.load_sequences(file) if fnmatchcase(s.name, only)]
     if not sequences:
         raise SimError(f"--only {only!r}: {file} has no such sequence")
-    verdicts: list[driver_answers.Verdict] = []
+    verdicts: list[driver_answers.SequenceVerdict] = []
     with click.progressbar(
         length=len(sequences), label="sequences", file=sys.stderr, show_pos=True
     ) as bar:

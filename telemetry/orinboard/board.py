@@ -8,7 +8,7 @@ from orinboard.files import GATED, Roots
 from orinboard.power_boundary import module_watts
 from orinboard.readings import Identity, PowerMode, Readings, ThrottleCounter
 from orinboard.sensors import nvgpu
-from orinboard.sources import SOURCES, UNPRIVILEGED, Board
+from orinboard.sources import SOURCES, UNPRIVILEGED, BoardReader
 
 #: The zone that is the hottest of all on a Tegra: the junction.
 JUNCTION = "tj"
@@ -104,7 +104,7 @@ def count_throttle_events(before: ThrottleCounter | None, after: ThrottleCounter
 def read_state(roots: Roots | None = None, call: nvgpu.Ioctl = nvgpu.ioctl) -> BoardState:
     """Read everything that this user may see, once. Never raises, never waits above the budget."""
     roots = roots or Roots()
-    with Board(roots, SOURCES) as board:
+    with BoardReader(roots, SOURCES) as board:
         snapshot = board.read()
     readings = snapshot.readings
     # debugfs is root's: that it is closed to a user is no news.

@@ -18,9 +18,9 @@ from typing import Self
 
 from orinboard.files import Roots
 from orinboard.meter import Energy, EnergyMeter, Sample, samples_between
-from orinboard.sampler_health import Health
-from orinboard.sampling import GAP_PERIODS, GAP_SECONDS, PowerSampling, Reader, Status
-from orinboard.sensors.power import ChipAveraging
+from orinboard.sampler_health import SamplerHealth
+from orinboard.sampling import GAP_PERIODS, GAP_SECONDS, PowerSampling, Reader, SamplingStatus
+from orinboard.sensors.fast_rails import ChipAveraging
 
 #: Samples a second of an exporter, which measures for hours, and around a benchmark of seconds.
 DEFAULT_HERTZ, BENCHMARK_HERTZ = 10.0, 300.0
@@ -77,7 +77,7 @@ class EnergySampler:
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         gap = max(GAP_PERIODS / hertz, GAP_SECONDS)
-        self._status = Status(gap, gap)
+        self._status = SamplingStatus(gap, gap)
         self._began = self._looked = self._counted = time.monotonic()
         # A question to the process that waits for its answer, when it was asked, and when the last
         # answer came.
@@ -212,7 +212,7 @@ class EnergySampler:
         with self._lock:
             return self._meter.joules_by_rail()
 
-    def health(self) -> Health:
+    def health(self) -> SamplerHealth:
         """Health of the sampling."""
         self._fetch_samples()
         alive = self._thread is not None and self._thread.is_alive()
@@ -221,7 +221,7 @@ class EnergySampler:
             # A machine without any rail has nothing that could stand still.
             still = now - self._counted if self._meter.joules else 0.0
             errors = dict(self._status.errors)
-            return Health(alive, now - self._looked, still, patience, errors)
+            return SamplerHealth(alive, now - self._looked, still, patience, errors)
 
     @property
     def read_seconds(self) -> float:
@@ -237,7 +237,7 @@ class EnergySampler:
     def _receive_samples(self) -> None:
         if self._process is None:
             sampling = PowerSampling(self._roots, self._hertz, rails=self._rails, readers=self._own)
-            sampling.run(self._stop.wait, self._add_sample)
+            sampling.sample_until_stopped(self._stop.wait, self._add_sample)
             return
         assert self._process.stdout is not None
         with Connection(os.dup(self._process.stdout.fileno()), writable=False) as samples:
@@ -255,7 +255,7 @@ class EnergySampler:
                     self._asking = False
                     self._answered.notify_all()
 
-    def _add_sample(self, sample: Sample, status: Status) -> None:
+    def _add_sample(self, sample: Sample, status: SamplingStatus) -> None:
         with self._lock:
             # An averaging chip's first values are of the time before.
             if sample.awake >= self._began or self._meter.last is not None:

@@ -72,7 +72,7 @@ class Roots:
         return f"{base}/{rest}"
 
 
-class Files:
+class FileReader:
     """Reads files under `roots`; collects the names of the errors in `errors`.
 
     With a `trace`, everything that is read is noted in it: that is how a board is recorded.

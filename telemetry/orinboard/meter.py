@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from orinboard.power_boundary import PowerBoundary, energy_boundary, rails_by_key
+from orinboard.power_boundary import PowerBoundary, boundary_of_rails, rails_by_key
 from orinboard.readings import Rail
 from orinboard.sensors.hwmon import INA238_SECONDS, INA3221_BUS_VOLTS
 
@@ -178,7 +178,7 @@ class EnergyMeter:
         before, self.last = self.last, sample
         self.samples += 1
         rails = sample.rails_by_key
-        self.within = energy_boundary(sample.rails, self.choice) or self.within
+        self.within = boundary_of_rails(sample.rails, self.choice) or self.within
         counting = set(self.within.rails) if self.within else set(rails)
         old, drawn = dict(self._known), {}
         for name, rail in rails.items():

@@ -54,7 +54,7 @@ def _cached_rail_keys(identities: tuple[tuple[str, str], ...]) -> tuple[str, ...
     return tuple(key if twice[key] == 1 else f"{key}#{number}" for number, key in enumerate(keys))
 
 
-def energy_boundary(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> PowerBoundary | None:
+def boundary_of_rails(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> PowerBoundary | None:
     """The rails that count; None where nobody knows which, and then there is no sum.
 
     `choice` names them (`VDD_IN`, or `VIN@1-0041` where two share a name) and is obeyed as it is.
@@ -106,7 +106,7 @@ def check_rail_choice(choice: Sequence[str], rails: Sequence[Rail]) -> None:
 
 def module_watts(rails: Sequence[Rail]) -> float | None:
     """A Jetson module's power; None when it is not known or one of its rails gave no value."""
-    whole = energy_boundary(rails)
+    whole = boundary_of_rails(rails)
     if whole is None or not whole.module:
         return None
     watts = [rail.watts for key, rail in rails_by_key(rails).items() if key in whole.rails]

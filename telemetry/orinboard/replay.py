@@ -20,7 +20,7 @@ from typing import TextIO
 
 from orinboard.files import GATED, FailingFile, Node, Roots, SymbolicLink, Tree
 from orinboard.sensors.debugfs import NVMAP_CLIENTS
-from orinboard.sources import SOURCES, Board
+from orinboard.sources import SOURCES, BoardReader
 
 FILE = "recording.jsonl"
 FORMAT = "jetson-recording"
@@ -49,7 +49,7 @@ class Frame:
     changes: Changes
 
 
-def checked_playable(failure: FailingFile) -> FailingFile:
+def checked_failure(failure: FailingFile) -> FailingFile:
     """`failure` if a real file can answer so; raises RecordingError."""
     if failure.errno != GATED:
         raise RecordingError(f"only {GATED} can be played, not {failure.errno}")
@@ -95,7 +95,7 @@ class TreeOnDisk:
             os.makedirs(device, exist_ok=True)
             os.symlink(device, target)
         elif isinstance(node, FailingFile):
-            checked_playable(node)
+            checked_failure(node)
             os.mkfifo(target)
             self._writers[path] = os.open(target, os.O_RDWR | os.O_NONBLOCK)
         else:
@@ -117,7 +117,7 @@ class TreeOnDisk:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-class Player:
+class RecordingPlayer:
     """Plays frames onto a stage in their own time, over and over, from a thread of its own.
 
     The last frame is held for `hold` seconds.
@@ -130,7 +130,7 @@ class Player:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._play, name="replay", daemon=True)
 
-    def start(self) -> "Player":
+    def start(self) -> "RecordingPlayer":
         """Begin; returns when the first frame stands."""
         self._thread.start()
         try:
@@ -146,7 +146,7 @@ class Player:
         self._thread.join()
         self.stage.close()
 
-    def __enter__(self) -> "Player":
+    def __enter__(self) -> "RecordingPlayer":
         return self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -184,7 +184,7 @@ def node_from_json(value: object) -> Node | None:
         case {"link": str(name)} if "/" not in name and name not in ("", ".", ".."):
             return SymbolicLink(name)
         case {"errno": str(name)}:
-            return checked_playable(FailingFile(name))
+            return checked_failure(FailingFile(name))
     raise ValueError(f"{value!r} is no file")
 
 
@@ -254,12 +254,12 @@ def without_unread_lines(tree: Mapping[str, Node]) -> dict[str, Node]:
     return kept
 
 
-def recorded_frames(roots: Roots, interval: float, stop: threading.Event) -> Iterator[Frame]:
+def record_frames(roots: Roots, interval: float, stop: threading.Event) -> Iterator[Frame]:
     """Frames of a board until `stop`: the files that its sources read, and nothing else."""
     trace: Tree = {}
     shown: dict[str, Node] = {}
     begun = time.monotonic()
-    with Board(roots, SOURCES, trace=trace) as board:
+    with BoardReader(roots, SOURCES, trace=trace) as board:
         number = 0
         while not stop.is_set():
             trace.clear()

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from orinboard.board import BoardState
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.sensors.gpu import MODULE_TPCS, SMS_PER_TPC, compatible_names
 from orinboard.sensors.system import power_modes
 
@@ -47,7 +47,7 @@ def unmet_conditions(
 
 def unmet_maxn(state: BoardState, roots: Roots) -> list[UnmetCondition]:
     """MAXN (MAXN_SUPER where there is one), and the multiprocessors that come with it."""
-    files = Files(roots)
+    files = FileReader(roots)
     # The best mode is called MAXN, and MAXN_SUPER on a board with super mode.
     names = {name: number for number, name in power_modes(files).items()}
     best = max((name for name in names if re.match("MAXN", name)), key=len, default="MAXN")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class SamplerHealth:
     """Health of a sampler: its thread's life, its last error, and the age of its samples.
 
     `age_seconds` is that of the last sample; `still_seconds` is how long none of them has brought

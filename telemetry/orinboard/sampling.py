@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.meter import Sample
 from orinboard.readings import Rail, Readings
+from orinboard.sensors.fast_rails import ChipAveraging, FastRailReader
 from orinboard.sensors.nvml import NvmlPowerReader
-from orinboard.sensors.power import ChipAveraging, PowerReader
 from orinboard.sensors.rapl import read_rapl
 
 #: Counters that the hardware keeps need no more samples a second than this.
@@ -45,11 +45,11 @@ BREATH = 1.1
 #: reading may take once nobody listens any more.
 MOST_WAITING, MOST_KEPT, LAST_SECONDS = 256, 20_000, 5.0
 
-Reader = Callable[[Files], Readings]
+Reader = Callable[[FileReader], Readings]
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class SamplingStatus:
     """The state of the sampling beside its newest sample.
 
     `max_gap` judges the distance to the sample before, `next_gap` that to the one to come.
@@ -94,9 +94,9 @@ class PowerSampling:
         pid: int | None = None,
         draw: random.Random | None = None,
     ) -> None:
-        self._files, self._period = Files(roots), 1 / hertz
+        self._files, self._period = FileReader(roots), 1 / hertz
         self._clock, self._draw = clock or TimeSources(), draw or random.Random()
-        self._power = PowerReader(rails, self._clock.monotonic, self._draw)
+        self._power = FastRailReader(rails, self._clock.monotonic, self._draw)
         self._readers = readers or (self._power, NvmlPowerReader(pid or os.getpid()), read_rapl)
         self._answering = list(self._readers)
         self._errors: Counter[str] = Counter()
@@ -104,7 +104,9 @@ class PowerSampling:
         self._counters_only = False
         self._next_probe = 0.0
 
-    def run(self, wait: Callable[[float], bool], emit: Callable[[Sample, Status], None]) -> None:
+    def sample_until_stopped(
+        self, wait: Callable[[float], bool], emit: Callable[[Sample, SamplingStatus], None]
+    ) -> None:
         """Take and emit samples until `wait`, which waits so many seconds, says to stop.
 
         The last sample then holds what was drawn until that moment.
@@ -126,7 +128,7 @@ class PowerSampling:
                 self._power.close()
                 return
 
-    def emit_sample(self, emit: Callable[[Sample, Status], None]) -> None:
+    def emit_sample(self, emit: Callable[[Sample, SamplingStatus], None]) -> None:
         """Take one sample and emit it. Whatever a board answers, the next one comes."""
         try:
             # Of the pace until now: a reading that hangs must not excuse itself.
@@ -138,7 +140,9 @@ class PowerSampling:
         errors = dict(self._errors)
         emit(
             sample,
-            Status(max_gap, self.max_gap(), self._read_seconds, self._power.averagings, errors),
+            SamplingStatus(
+                max_gap, self.max_gap(), self._read_seconds, self._power.averagings, errors
+            ),
         )
 
     def max_gap(self) -> float:
@@ -207,12 +211,12 @@ class SampleOutbox:
 
     def __init__(self, output: Connection) -> None:
         self._output, self._changed = output, threading.Condition()
-        self._waiting: list[tuple[Sample, Status]] = []
+        self._waiting: list[tuple[Sample, SamplingStatus]] = []
         self._most, self._asked, self._ended = 1, False, False
         self._thread = threading.Thread(target=self._send_batches, daemon=True)
         self._thread.start()
 
-    def put(self, sample: Sample, status: Status) -> None:
+    def put(self, sample: Sample, status: SamplingStatus) -> None:
         """Take a sample; waits only if nobody has read for very long."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < MOST_KEPT or self._ended)
@@ -273,5 +277,5 @@ def main() -> None:
     sampling = PowerSampling(
         Roots(*asked["roots"]), asked["hertz"], rails=tuple(asked["rails"]), pid=asked["pid"]
     )
-    sampling.run(wait, outbox.put)
+    sampling.sample_until_stopped(wait, outbox.put)
     outbox.send_last_and_end()

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from orinboard.files import Files, Roots, Tree
+from orinboard.files import FileReader, Roots, Tree
 from orinboard.readings import Readings
 from orinboard.sensors.debugfs import read_debugfs, read_engines, read_thor_emc
 from orinboard.sensors.gpu import read_gpus
-from orinboard.sensors.hwmon import read_fans, read_rails, read_throttle
+from orinboard.sensors.hwmon import read_fans, read_rails, read_throttle_counters
 from orinboard.sensors.nvml import read_nvml
 from orinboard.sensors.rapl import read_rapl
 from orinboard.sensors.system import (
@@ -27,7 +27,7 @@ from orinboard.sensors.system import (
 )
 from orinboard.sensors.thermal import read_coolings, read_zones
 
-Reader = Callable[[Files], Readings]
+Reader = Callable[[FileReader], Readings]
 
 SOURCES: Mapping[str, Reader] = {
     "identity": read_identity,
@@ -35,7 +35,7 @@ SOURCES: Mapping[str, Reader] = {
     "rails": read_rails,
     "thermal": read_zones,
     "cooling": read_coolings,
-    "throttle": read_throttle,
+    "throttle": read_throttle_counters,
     "fan": read_fans,
     "memory": read_gpu_memory,
     "cpu": read_cpu,
@@ -111,7 +111,7 @@ class SourceThread:
 
     def _answer_requests(self) -> None:
         while (flight := self._queue.get()) is not None:
-            files = Files(self._roots, self._trace)
+            files = FileReader(self._roots, self._trace)
             try:
                 flight.readings = self._reader(files)
             # A reader that fails in a way nobody foresaw must cost its own source and no other.
@@ -122,7 +122,7 @@ class SourceThread:
             flight.done.set()
 
 
-class Board:
+class BoardReader:
     """The sources of one board; `close` it, or use it as a context manager.
 
     `budget` is the longest that `read` waits, in seconds, for all sources together: they are read
@@ -166,7 +166,7 @@ class Board:
         for source in self._sources:
             source.close()
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "BoardReader":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,13 +20,13 @@ from orinboard.files import Roots
 from orinboard.power_boundary import check_rail_choice
 from orinboard.replay import (
     FILE,
-    Player,
     RecordingError,
+    RecordingPlayer,
     load_recording,
-    recorded_frames,
+    record_frames,
     save_recording,
 )
-from orinboard.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, Board
+from orinboard.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, BoardReader
 from orinexporter.exporter import Exporter
 from orinexporter.top import show_board
 from orinexporter.web import Server
@@ -101,13 +101,13 @@ class ServerSettings:
 
 
 @contextmanager
-def open_board(options: Options) -> Iterator[tuple[Roots, Board]]:
+def open_board(options: Options) -> Iterator[tuple[Roots, BoardReader]]:
     """The board, of flesh or of file; raises ClickException."""
     with ExitStack() as stack:
         roots = options.roots
         if options.replay and (options.replay / FILE).exists():
             try:
-                player = Player(load_recording(options.replay))
+                player = RecordingPlayer(load_recording(options.replay))
                 roots = stack.enter_context(player).stage.roots
             except RecordingError as error:
                 raise click.UsageError(str(error)) from None
@@ -117,11 +117,11 @@ def open_board(options: Options) -> Iterator[tuple[Roots, Board]]:
                     f"--replay {options.replay}: neither {FILE} nor sys/ is in it"
                 )
             roots = Roots.in_directory(options.replay)
-        with Board(roots, options.collectors, budget=options.budget) as board:
+        with BoardReader(roots, options.collectors, budget=options.budget) as board:
             yield roots, board
 
 
-def board_description(board: Board) -> str:
+def board_description(board: BoardReader) -> str:
     """Describe the board and its sensors."""
     snapshot = board.read()
     found = ", ".join(snapshot.outcomes) or "none"
@@ -181,7 +181,7 @@ def reload_web_config(server: Server, file: Path | None) -> str:
     return f"SIGHUP: {file} is read again"
 
 
-def check_rail_names(rails: tuple[str, ...], board: Board) -> None:
+def check_rail_names(rails: tuple[str, ...], board: BoardReader) -> None:
     """Raises UsageError for a rail that the board does not have."""
     try:
         check_rail_choice(rails, board.read().readings.rails)
@@ -350,7 +350,7 @@ def record(
         timer.start()
     try:
         with output:
-            count = save_recording(recorded_frames(options.roots, interval, stop), output)
+            count = save_recording(record_frames(options.roots, interval, stop), output)
     except OSError as error:
         raise click.UsageError(f"{file}: {error.strerror}; the frames before are whole") from None
     say_on_stderr(f"{count} frames in {file}")

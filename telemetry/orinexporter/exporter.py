@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from orinboard.board import count_throttle_events
 from orinboard.energy import EnergySampler
 from orinboard.readings import Readings, ThrottleCounter
-from orinboard.sources import Board, Snapshot, SourceOutcome
+from orinboard.sources import BoardReader, Snapshot, SourceOutcome
 from orinexporter import families, page
 from orinexporter.history import INTERVAL_SECONDS, POINTS, Moment, moment_of_readings
 
@@ -25,8 +25,8 @@ ENERGY, EXPOSITION = "energy", "exposition"
 END, MOST_FORMATS = b"# EOF\n", 4
 
 
-class SingleFamily(Collector):
-    """A registry of one family."""
+class FamilyCollector(Collector):
+    """One family, for an encoder."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
@@ -42,7 +42,7 @@ class Exporter:
     Use it as a context manager: it owns the sampler's thread and the history's.
     """
 
-    def __init__(self, board: Board, sampler: EnergySampler | None = None) -> None:
+    def __init__(self, board: BoardReader, sampler: EnergySampler | None = None) -> None:
         self._board, self._sampler = board, sampler
         self._lock = threading.Lock()
         self._errors: Counter[tuple[str, str]] = Counter()
@@ -53,7 +53,7 @@ class Exporter:
         self._thread = threading.Thread(target=self._record_history, name="history", daemon=True)
         self._registry = CollectorRegistry(auto_describe=False)
         # By content type and family: the newest rows and their text.
-        self._texts: dict[str, dict[str, tuple[families.Known, bytes]]] = {}
+        self._texts: dict[str, dict[str, tuple[families.KnownRows, bytes]]] = {}
 
     def register(self, collector: Collector) -> None:
         """Let each exposition have a collector's families too."""
@@ -94,7 +94,7 @@ class Exporter:
         """The exporter's problem, in words; None if there is none."""
         return None if self._sampler is None else self._sampler.health().complaint
 
-    def _family_rows(self) -> Iterator[tuple[families.MetricFamily, families.Known]]:
+    def _family_rows(self) -> Iterator[tuple[families.MetricFamily, families.KnownRows]]:
         """The families of one scrape that have rows; one that fails costs no other."""
         snapshot = self.read_board()
         for family in families.BOARD:
@@ -109,7 +109,7 @@ class Exporter:
         for family in families.SOURCES:
             yield family, family.known_rows(snapshot, errors)
 
-    def _safe_rows(self, family: families.MetricFamily, given: object) -> families.Known:
+    def _safe_rows(self, family: families.MetricFamily, given: object) -> families.KnownRows:
         try:
             return family.known_rows(given)
         # Whatever a board nobody thought of answers: the rest of the page goes out.
@@ -135,7 +135,7 @@ class Exporter:
             # Most families are as they were a second ago.
             before, text = texts.get(family.name, ([], b""))
             if rows != before:
-                text = encode(SingleFamily(family.prometheus_metric(rows))).removesuffix(END)
+                text = encode(FamilyCollector(family.prometheus_metric(rows))).removesuffix(END)
                 texts[family.name] = rows, text
             body += text if rows else b""
         return content_type, body + encode(self._registry)
@@ -144,7 +144,7 @@ class Exporter:
         """The page for people, as it is now."""
         snapshot = self.read_board()
         counters = self._sampler.joules_by_rail() if self._sampler else {}
-        return page.render(snapshot, list(self._history), counters).encode()
+        return page.render_page(snapshot, list(self._history), counters).encode()
 
     def _record_history(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from orinboard.readings import Readings
 
 Value = float | int | bool | None
 Row = tuple[tuple[str, ...], Value]
-Known = list[tuple[tuple[str, ...], float]]
+KnownRows = list[tuple[tuple[str, ...], float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class MetricFamily:
     labels: tuple[str, ...]
     rows: Callable[..., Iterable[Row]]
 
-    def known_rows(self, *given: object) -> Known:
+    def known_rows(self, *given: object) -> KnownRows:
         """The rows that have a value."""
         return [(labels, float(v)) for labels, v in self.rows(*given) if v is not None]
 
-    def prometheus_metric(self, rows: Known) -> Metric:
+    def prometheus_metric(self, rows: KnownRows) -> Metric:
         """The family with these rows."""
         kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
         metric = kind(f"jetson_{self.name}", self.help, labels=self.labels)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from orinboard.board import BoardState
-from orinboard.power_boundary import energy_boundary
+from orinboard.power_boundary import boundary_of_rails
 from orinboard.readings import Readings
 from orinboard.sources import Snapshot
 from orinexporter.history import Moment, core_loads, points_with_events
@@ -140,7 +140,7 @@ def throttle_marks(history: Sequence[Moment]) -> list[tuple[float, str]]:
     ]
 
 
-def passive_trip(readings: Readings) -> float:
+def throttle_celsius(readings: Readings) -> float:
     """The temperature at which the kernel first slows the chip down, over all zones.
 
     The critical one where the device tree has no passive trip, as on a Thor.
@@ -182,7 +182,7 @@ def load_percent(moment: Moment) -> float | None:
     return None if moment.load is None else moment.load * 100
 
 
-def charts(history: Sequence[Moment], now: float) -> list[Chart]:
+def history_charts(history: Sequence[Moment], now: float) -> list[Chart]:
     """Power, load, temperature, and each rail; none without a value."""
     found = []
     watts = [p.watts for p in history if p.watts is not None]
@@ -210,14 +210,14 @@ def rail_chart(history: Sequence[Moment], key: str, now: float) -> Chart:
     return replace(chart, spots=(), small=True)
 
 
-def render(snapshot: Snapshot, history: Sequence[Moment], joules: Mapping[str, float]) -> str:
+def render_page(snapshot: Snapshot, history: Sequence[Moment], joules: Mapping[str, float]) -> str:
     """The page as HTML."""
     readings, now = snapshot.readings, time.monotonic()
     state = BoardState(readings)
-    whole = energy_boundary(readings.rails)
+    whole = boundary_of_rails(readings.rails)
     greatest = max((p.watts or 0.0 for p in history), default=0.0)
     full_watts = full_scale(max(greatest, state.module_watts or 0.0), LEAST_WATTS)
-    trip = passive_trip(readings)
+    trip = throttle_celsius(readings)
     length = history[-1].seconds - history[0].seconds if history else 0.0
     cores = readings.host.cores if readings.host else ()
     # The newest point is often this very reading: one before it has something to compare with.
@@ -234,7 +234,7 @@ def render(snapshot: Snapshot, history: Sequence[Moment], joules: Mapping[str, f
         chart=CHART,
         span=duration_text(length),
         ages=[duration_text(length * part / TIME_MARKS) for part in range(TIME_MARKS, 0, -1)],
-        curves=charts(history, now),
+        curves=history_charts(history, now),
         marks=throttle_marks(history),
         gained=sum((Counter(events) for _, events in points_with_events(history)), Counter()),
         core_loads=core_loads(earlier, cores),

@@ -22,11 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orinboard.board import BoardState
-from orinboard.power_boundary import energy_boundary
+from orinboard.power_boundary import boundary_of_rails
 from orinboard.readings import CoreTicks, Readings
-from orinboard.sources import Board
+from orinboard.sources import BoardReader
 from orinexporter.history import core_loads
-from orinexporter.page import LEAST_WATTS, bytes_text, full_scale, passive_trip
+from orinexporter.page import LEAST_WATTS, bytes_text, full_scale, throttle_celsius
 
 #: Length of a bar, in characters.
 BAR = 20
@@ -85,7 +85,7 @@ def gauge_table(readings: Readings, watts: float) -> Table:
             clock = f"{gpu.current_hz / 1e6:.0f} of {most / 1e6:.0f} MHz"
             table.add_row(safe_text(f"GPU {gpu.name} clock"), clock, bar(gpu.current_hz, most))
     if state.hottest_celsius is not None:
-        trip = passive_trip(readings)
+        trip = throttle_celsius(readings)
         style = "red" if state.hottest_celsius > trip - 5 else "green"
         said = f"{state.hottest_celsius:.1f} of {trip:.0f} °C"
         table.add_row("hottest zone", said, bar(state.hottest_celsius, trip, style))
@@ -135,7 +135,7 @@ def cpu_table(readings: Readings, before: tuple[CoreTicks, ...]) -> Table:
 
 def zone_table(readings: Readings) -> Table:
     """Every zone that answers, and the engines that root sees."""
-    table, trip = three_column_table(), passive_trip(readings)
+    table, trip = three_column_table(), throttle_celsius(readings)
     for zone in readings.zones:
         if zone.celsius is not None:
             style = "red" if zone.celsius > trip - 5 else "green"
@@ -157,7 +157,7 @@ def rail_table(readings: Readings) -> Group:
     for rail in readings.rails:
         said = "–" if rail.watts is None else f"{rail.watts:.2f} W"
         table.add_row(safe_text(f"{rail.name} {rail.device}"), said, "")
-    whole = energy_boundary(readings.rails)
+    whole = boundary_of_rails(readings.rails)
     words = whole.words if whole else "unknown, as nobody knows which of these rails to add"
     return Group(table, Text(CONTROLS.sub("", f"the sum: {words}"), style="dim"))
 
@@ -204,7 +204,7 @@ class ScrolledScreen:
 
 
 def board_screens(
-    board: Board, interval: float, wait: Callable[[float], object] = time.sleep
+    board: BoardReader, interval: float, wait: Callable[[float], object] = time.sleep
 ) -> Iterator[Group]:
     """One screen after the other, for ever."""
     before: tuple[CoreTicks, ...] = ()
@@ -247,7 +247,7 @@ class QuitError(Exception):
     """Somebody pressed `q`."""
 
 
-def show_board(board: Board, interval: float, console: Console) -> None:
+def show_board(board: BoardReader, interval: float, console: Console) -> None:
     """Until `q` or Ctrl-C; one screen where the output is no terminal."""
     if not console.is_terminal:
         shown = board_screens(board, interval)

@@ -138,7 +138,7 @@ class ListeningSocket(socket.socket):
         return client, address
 
 
-class BuildInfo(Collector):
+class BuildInfoCollector(Collector):
     """The serving release."""
 
     def __init__(self) -> None:
@@ -201,9 +201,9 @@ class Server:
         own = socket.gethostname().lower()
         self._hosts = {"localhost", own, f"{own}.local", *(host.lower() for host in hosts)}
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="http")
-        self._guessers = ThreadPoolExecutor(GUESSERS, thread_name_prefix="password")
+        self._password_workers = ThreadPoolExecutor(GUESSERS, thread_name_prefix="password")
         exporter.register(ProcessCollector(registry=None))
-        exporter.register(BuildInfo())
+        exporter.register(BuildInfoCollector())
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._socket = ListeningSocket(family)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -259,8 +259,8 @@ class Server:
     async def _run_in_worker(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, task)
 
-    async def _run_in_guesser(self, task: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._guessers, task)
+    async def _run_password_check(self, task: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._password_workers, task)
 
     async def _metrics_response(self, request: Request) -> Response:
         accept = request.headers.get("accept", "")
@@ -306,7 +306,7 @@ class Server:
         passwords = self._passwords
         if passwords.was_right_before(name, password):
             return True
-        return await self._run_in_guesser(lambda: passwords.verify_with_bcrypt(name, password))
+        return await self._run_password_check(lambda: passwords.verify_with_bcrypt(name, password))
 
     def replace_config(self, config: WebConfig) -> None:
         """Take other users and other settings of TLS, all or nothing; raises WebConfigError.
@@ -344,7 +344,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self._server.request_exit()
         self._thread.join(STOP_SECONDS)
-        for pool in (self._workers, self._guessers):
+        for pool in (self._workers, self._password_workers):
             pool.shutdown(wait=False, cancel_futures=True)
         self._socket.close()
 

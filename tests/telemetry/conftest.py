@@ -9,7 +9,7 @@ import pytest
 
 from orinboard.files import GATED, FailingFile, Node, Roots, SymbolicLink
 from orinboard.replay import TreeOnDisk, load_recording
-from orinboard.sources import SOURCES, Board
+from orinboard.sources import SOURCES, BoardReader
 from orinexporter.exporter import Exporter
 
 Tree = dict[str, Node]
@@ -320,7 +320,7 @@ VARYING = re.compile(r"(jetson_scrape_source_duration_seconds\{[^}]*\}) .*")
 
 def exposition(roots: Roots, accept: str = "") -> str:
     """The exporter's text for a tree, all sources read, varying figures masked."""
-    with Board(roots, SOURCES, budget=10.0) as board:
+    with BoardReader(roots, SOURCES, budget=10.0) as board:
         _, body = Exporter(board).exposition(accept)
     return VARYING.sub(r"\1 SECONDS", body.decode())
 

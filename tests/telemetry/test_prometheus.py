@@ -23,8 +23,8 @@ from tests.telemetry.prometheus import Prometheus, answer, free_port
 import orinexporter
 from orinbench.measure.board import MeasuredEnergy, measure_energy, write_textfile
 from orinboard.energy import EnergySampler
-from orinboard.replay import Frame, Player
-from orinboard.sources import Board
+from orinboard.replay import Frame, RecordingPlayer
+from orinboard.sources import BoardReader
 from orinexporter.exporter import Exporter
 from orinexporter.web import Server
 
@@ -70,9 +70,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
     llm, llm_thread = start_http_server(0, "127.0.0.1", served.registry)
     node_port = free_port()
     node = start_node_exporter(texts, node_port)
-    player = Player(list(frames()), hold=600)
+    player = RecordingPlayer(list(frames()), hold=600)
     try:
-        with player, Board(player.stage.roots) as board:
+        with player, BoardReader(player.stage.roots) as board:
             begun = time.monotonic()
             roots = player.stage.roots
             chain = Exporter(board, EnergySampler(roots, monotonic=True))

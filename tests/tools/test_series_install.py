@@ -66,7 +66,7 @@ def test_an_sdist_is_unpacked_by_python_3_11_2(
         whole(tar, path)
 
     monkeypatch.setattr(tarfile.TarFile, "extractall", plain)
-    tree = bases.unpack(repository.sdist, tmp_path / "tree")
+    tree = bases.unpack_tar(repository.sdist, tmp_path / "tree")
     assert (tree / "pyproject.toml").stat().st_uid == os.getuid()
 
 
@@ -105,10 +105,10 @@ def test_cached_sdist_is_checked_on_every_use(
         fetched.append(requirement)
         to.write_bytes(repository.sdist.read_bytes())
 
-    monkeypatch.setattr(bases, "download", download)
+    monkeypatch.setattr(bases, "download_sdist", download)
     assert bases.fetch_sdist(base, None) == cached
     assert fetched == [f"tinygrad==0.13.0 --hash=sha256:{base.sha256}"]
-    monkeypatch.setattr(bases, "download", lambda r, to, p: to.write_bytes(b"another"))
+    monkeypatch.setattr(bases, "download_sdist", lambda r, to, p: to.write_bytes(b"another"))
     cached.unlink()
     with pytest.raises(SeriesError, match="sha256 is"):
         bases.fetch_sdist(base, None)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .forward import try_on_other_base
 from .install import install
+from .other_base import try_on_other_base
 from .process import SeriesError
 from .series import Series, headers_text, read_series
-from .tree import commit_series, fetch_sdist, read_commits, unpack, write_patches
+from .tree import commit_series, fetch_sdist, patches_of_commits, unpack_tar, write_patches
 from .verify import verify
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def _checkout(series: Series, args: argparse.Namespace) -> None:
     archive = fetch_sdist(series.base, args.sdist)
     to.resolve().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.resolve().parent, prefix=".checkout-") as tmp:
-        tree = unpack(archive, Path(tmp, "tree"))
+        tree = unpack_tar(archive, Path(tmp, "tree"))
         commit_series(tree, series.patches)
         if to.exists():
             to.rmdir()
@@ -82,7 +82,7 @@ def _checkout(series: Series, args: argparse.Namespace) -> None:
 
 
 def _export(series: Series, args: argparse.Namespace) -> None:
-    for name in (changed := write_patches(series, read_commits(args.dir))):
+    for name in (changed := write_patches(series, patches_of_commits(args.dir))):
         print(series.folder.relative_to(series.root) / name)
     if not changed:
         print("nothing changed")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .process import SeriesError, pip
 from .series import Series
-from .tree import apply_patches, fetch_sdist, unpack
+from .tree import apply_patches, fetch_sdist, unpack_tar
 
 
 def is_installed(series: Series, venv: Path) -> bool:
@@ -35,7 +35,7 @@ def _matches_record(info: Path) -> bool:
 
 def build_wheel(series: Series, sdist: Path, python: Path, scratch: Path) -> Path:
     """Unpack, patch, stamp the version and build below `scratch`; returns the wheel."""
-    tree = apply_patches(unpack(sdist, scratch / "tree"), series.patches)
+    tree = apply_patches(unpack_tar(sdist, scratch / "tree"), series.patches)
     pyproject, line = tree / "pyproject.toml", f'version = "{series.base.version}"'
     text = pyproject.read_text()
     if text.count(line) != 1:

@@ -115,7 +115,7 @@ class Series:
                 dropped.add(later.number)
         return tuple(p for p in self.patches if p.number not in dropped)
 
-    def select(self, names: list[str]) -> tuple[Patch, ...]:
+    def select_patches(self, names: list[str]) -> tuple[Patch, ...]:
         """The patches that `names` (four digits or file names) mean; all without names."""
         for name in names:
             if not any(name in (p.number, p.file) for p in self.patches):

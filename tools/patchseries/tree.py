@@ -55,14 +55,14 @@ def fetch_sdist(base: Base, given: Path | None, python: Path | str = sys.executa
     cached = cache_folder() / f"{base.name}-{base.version}.tar.gz"
     if cached.is_file() and sha256_of(cached) == base.sha256:
         return cached
-    download(f"{base.name}=={base.version} --hash=sha256:{base.sha256}", cached, python)
+    download_sdist(f"{base.name}=={base.version} --hash=sha256:{base.sha256}", cached, python)
     if (got := sha256_of(cached)) != base.sha256:
         cached.unlink()
         raise SeriesError(f"{base.name} {base.version}: sha256 is {got}, want {base.sha256}", 1)
     return cached
 
 
-def download(
+def download_sdist(
     requirement: str, to: Path, python: Path | str = sys.executable, said: str | None = None
 ) -> None:
     """Download an sdist with pip; `to` appears only when it is whole.
@@ -82,7 +82,7 @@ def download(
         found[0].replace(to)
 
 
-def unpack(sdist: Path, to: Path) -> Path:
+def unpack_tar(sdist: Path, to: Path) -> Path:
     """Unpack an sdist so that its one top folder becomes `to` (which must not exist)."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=".unpack-") as tmp:
@@ -104,7 +104,7 @@ def unpack(sdist: Path, to: Path) -> Path:
     return to
 
 
-def link_copy(tree: Path, to: Path) -> Path:
+def hard_link_copy(tree: Path, to: Path) -> Path:
     """Copy a tree by hard links: `git apply` replaces files, it never writes into one."""
     return Path(shutil.copytree(tree, to, copy_function=os.link))
 
@@ -139,7 +139,7 @@ def commit_series(tree: Path, patches: Iterable[Patch]) -> None:
             stdin=named, what=f"{patch.file}: does not apply", **by)  # fmt: skip
 
 
-def read_commits(tree: Path) -> list[Patch]:
+def patches_of_commits(tree: Path) -> list[Patch]:
     """The patches that the commits after `base` make, as git format-patch writes them.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .process import SeriesError, error_line
 from .series import Patch, Series
-from .tree import apply_patches, commit_series, link_copy, read_commits, unpack
+from .tree import apply_patches, commit_series, hard_link_copy, patches_of_commits, unpack_tar
 
 # Modules that each prefix of the series must import: the model, and all runtimes patched.
 MODULES = (
@@ -37,7 +37,7 @@ class Verifier:
     def __init__(self, series: Series, sdist: Path, scratch: Path, say: Say) -> None:
         self.series, self.scratch, self.say = series, scratch, say
         self.failures: list[str] = []
-        self.pristine = unpack(sdist, scratch / "base")
+        self.pristine = unpack_tar(sdist, scratch / "base")
 
     def report(self, label: str, problem: str | None) -> None:
         """Report one check; remember it when there is a problem."""
@@ -55,7 +55,7 @@ class Verifier:
         self.report(f"base {self.series.base.version} imports", self._import_problem(self.pristine))
         tree, prefixes, problem = self.pristine, [], None
         for patch in self.series.patches:
-            tree = link_copy(tree, self.scratch / f"prefix-{patch.number}")
+            tree = hard_link_copy(tree, self.scratch / f"prefix-{patch.number}")
             try:
                 apply_patches(tree, [patch])
             except SeriesError as e:
@@ -71,10 +71,10 @@ class Verifier:
 
     def check_roundtrip(self) -> None:
         """export(checkout(series)) is byte-identical."""
-        tree = link_copy(self.pristine, self.scratch / "roundtrip")
+        tree = hard_link_copy(self.pristine, self.scratch / "roundtrip")
         try:
             commit_series(tree, self.series.patches)
-            back = read_commits(tree)
+            back = patches_of_commits(tree)
         except SeriesError as e:
             self.report("export of checkout is identical", str(e))
             return
@@ -99,7 +99,7 @@ class Verifier:
         tree = self.scratch / f"{'alone' if alone else 'without'}-{patch.number}"
         chosen = self.series.with_dependencies if alone else self.series.without_patch
         try:
-            apply_patches(link_copy(self.pristine, tree), chosen(patch))
+            apply_patches(hard_link_copy(self.pristine, tree), chosen(patch))
             seen = self._test_outcomes(tree, patch, {} if alone else {"SERIES_FIRST_FAILURE": "1"})
         except SeriesError as e:
             return str(e)
@@ -168,7 +168,7 @@ def verify(
     `names` are the patches whose tests to run (all when empty), `quick` runs none, `workers` is the
     number of test runs at a time. Raises SeriesError for a name that the series does not have.
     """
-    chosen = series.select(names)
+    chosen = series.select_patches(names)
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-verify-") as tmp:
         verifier = Verifier(series, sdist, Path(tmp), say)
         verifier.check_prefixes(workers)

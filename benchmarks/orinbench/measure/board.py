@@ -21,7 +21,7 @@ from orinbench.files_and_json import write_atomically
 from orinbench.judge.samples import BenchWarning, WarningKind
 from orinboard.board import BoardState, read_state
 from orinboard.energy import BENCHMARK_HERTZ, EnergySampler
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.meter import COVERAGE, Energy
 from orinboard.power_boundary import check_rail_choice
 from orinboard.require import unmet_conditions, unmet_maxn, unmet_pinned
@@ -265,7 +265,7 @@ def is_jetson(state: BoardState) -> bool:
 
 def hottest_celsius(celsius: float, roots: Roots | None = None) -> float:
     """The hottest zone in °C, for `--cooldown celsius`; raises BenchError without a sensor."""
-    if (found := BoardState(read_zones(Files(roots or Roots()))).hottest_celsius) is None:
+    if (found := BoardState(read_zones(FileReader(roots or Roots()))).hottest_celsius) is None:
         raise BenchError(f"--cooldown {celsius:g}: this machine has no temperature sensor")
     return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orinbench.judge.samples import BenchWarning, WarningKind
 from orinboard.board import BoardState
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.sensors import nvml
 
 CPU_ROOT = Path("/sys/devices/system/cpu")
@@ -39,7 +39,7 @@ class GpuNameInUse:
 
     def __call__(self) -> str | None:
         """Return its name among the board's GPUs; None while it is not known."""
-        if self._name is None and (found := nvml.nvml_devices(Files(self._roots))):
+        if self._name is None and (found := nvml.nvml_devices(FileReader(self._roots))):
             self._name = found[0][0] if len(found) == 1 else nvml.gpu_of_process(found, os.getpid())
         return self._name
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orinbench.measure.clocks import cpu_governors
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.sensors import nvml
 
 # The version that `tools/series install` and the Nix package give to patched tinygrad.
@@ -102,7 +102,7 @@ def gpu_name() -> str | None:
     """Return the GPU's name: the board on a Jetson, NVML's name elsewhere."""
     if (board := _first_line(DEVICE_TREE_MODEL)) is not None:
         return board
-    for _, device in nvml.nvml_devices(Files(Roots())):
+    for _, device in nvml.nvml_devices(FileReader(Roots())):
         return device.query(device.nvml.nvmlDeviceGetName)
     return None
 

@@ -35,7 +35,7 @@ class ConfigSection(NamedTuple):
     said: dict[str, str]
     rows: list[list[str]]
 
-    def file(self, argument: str, root: Path) -> Path | None:
+    def argument_path(self, argument: str, root: Path) -> Path | None:
         """The file of `argument` on this kernel, or None where there is none."""
         paths = dict(row for row in self.rows if len(row) == 2)
         for name in (argument + NEXT_KERNEL, argument):
@@ -81,8 +81,8 @@ def deviations(config: Config, mode: str, root: Path, pinned: bool) -> Iterator[
         # It only switches these for a moment, to wake the GPU while it writes the rest.
         if parameter is None or name.startswith("GPU_POWER_CONTROL_"):
             continue
-        path = parameter.file(argument, root)
-        table = parameter.file("FREQ_TABLE", root)
+        path = parameter.argument_path(argument, root)
+        table = parameter.argument_path("FREQ_TABLE", root)
         if path is None:
             continue  # this board or kernel has no such knob
         if parameter.said["TYPE"] == "FILE":
@@ -96,7 +96,7 @@ def deviations(config: Config, mode: str, root: Path, pinned: bool) -> Iterator[
             if allowed and (got := read_text(path)) != str(max(allowed)):
                 yield f"{name} may run up to {got}, {mode} wants {max(allowed)}"
     for name, parameter in config["PARAM"].items() if pinned else ():
-        ends = [parameter.file(argument, root) for argument in ("MIN_FREQ", "MAX_FREQ")]
+        ends = [parameter.argument_path(argument, root) for argument in ("MIN_FREQ", "MAX_FREQ")]
         low, high = (path and read_text(path) for path in ends)
         if low and high and low != high:
             yield f"{name} may run from {low} to {high}"

@@ -38,7 +38,7 @@ KEPT = 8
 
 
 @dataclass(frozen=True)
-class Board:
+class BoardSystems:
     """Paths of a board's generations. root: / but in tests."""
 
     root: Path
@@ -106,14 +106,14 @@ def write_atomically(path: Path, text: str) -> None:
         new.unlink(missing_ok=True)
 
 
-def write_menu_entry(board: Board, name: str, key: str, title: str, text: str) -> None:
+def write_menu_entry(board: BoardSystems, name: str, key: str, title: str, text: str) -> None:
     """Write an entry's text under a name, a title, and a key to sort by that are ours."""
     lines = [line for line in text.splitlines() if line.split(" ")[0] not in ("title", "sort-key")]
     said = "\n".join([f"title NixOS ({title})", f"sort-key {key}", *lines, ""])
     write_atomically(board.esp / f"loader/entries/{name}.conf", said)
 
 
-def set_menu_default(board: Board) -> None:
+def set_menu_default(board: BoardSystems) -> None:
     """Have the menu start with an entry of ours, whatever the boot loader's installation wrote, and
     a power cut right behind it left. In place: that needs no room where it is no longer."""
     with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ def set_menu_default(board: Board) -> None:
                 file.truncate(len(said))
 
 
-def write_trial_entry(board: Board, target: Path) -> None:
+def write_trial_entry(board: BoardSystems, target: Path) -> None:
     """After the boot loader's installation: count the tries of what has not passed."""
     if not (proven := board.noted_systems("good")):
         # There is nothing to go back to.
@@ -162,7 +162,7 @@ def write_trial_entry(board: Board, target: Path) -> None:
         os.close(lock)
 
 
-def mark_as_good(board: Board, system: Path) -> None:
+def mark_as_good(board: BoardSystems, system: Path) -> None:
     """Note a system as good, keep it from the garbage collector, stop counting."""
     board.update_note("good", system)
     set_profile(board.root / GOOD, system, alone=True)
@@ -197,7 +197,7 @@ def set_profile(profile: Path, system: Path, *, alone: bool = False) -> None:
         print(f"{profile}: not written: {error.strerror}", file=sys.stderr)
 
 
-def give_up_system(board: Board, good: Path, bad: Path) -> None:
+def give_up_system(board: BoardSystems, good: Path, bad: Path) -> None:
     """Leave a system that has not come up: the next boot is the good one's."""
     # Linux makes a FAT with a fault read-only: the boot loader still counts tries.
     with contextlib.suppress(OSError):
@@ -220,7 +220,7 @@ def unit_states(units: list[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def wait_for_problems(options: argparse.Namespace) -> list[str]:
+def problems_after_wait(options: argparse.Namespace) -> list[str]:
     """Return faults after about `--seconds`, and nothing as soon as all is well and stays so."""
     end = time.monotonic() + options.seconds
     well: dict[str, tuple[str, str]] = {}
@@ -238,7 +238,7 @@ def wait_for_problems(options: argparse.Namespace) -> list[str]:
         time.sleep(POLL_SECONDS if wrong else STEADY_SECONDS)
 
 
-def go_back_to_good(board: Board, good: Path, bad: Path, options: argparse.Namespace) -> str:
+def go_back_to_good(board: BoardSystems, good: Path, bad: Path, options: argparse.Namespace) -> str:
     """Return to the good system: at once with the same kernel, else by a restart; say how."""
     give_up_system(board, good, bad)
     booted = board.system_at(BOOTED)
@@ -247,7 +247,7 @@ def go_back_to_good(board: Board, good: Path, bad: Path, options: argparse.Names
         switch = str(good / "bin/switch-to-configuration")
         # One that hangs is left behind by the restart.
         switched = subprocess.run(["timeout", str(options.seconds + 60), switch, "switch"])
-        if switched.returncode == 0 and not wait_for_problems(options):
+        if switched.returncode == 0 and not problems_after_wait(options):
             return "went back to it"
     # Into its entry, or into what its own installation makes.
     if not board.entry_paths("orin-good"):
@@ -256,7 +256,7 @@ def go_back_to_good(board: Board, good: Path, bad: Path, options: argparse.Names
     return "restarting with it"
 
 
-def check_running_system(board: Board, options: argparse.Namespace) -> int:
+def keep_or_leave_system(board: BoardSystems, options: argparse.Namespace) -> int:
     """Check what runs, note it or go back; the exit code."""
     system, newest = board.system_at(RUNNING), board.system_at(NEWEST)
     good = board.noted_systems("good")
@@ -268,10 +268,10 @@ def check_running_system(board: Board, options: argparse.Namespace) -> int:
             return 0
         print(f"{newest} did not come up: back to {system}", file=sys.stderr)
         give_up_system(board, system, newest)
-    wrong = wait_for_problems(options)
+    wrong = problems_after_wait(options)
     if board.system_at(RUNNING) != system:
         # An upgrade came in between, and found its check under way.
-        return check_running_system(board, options)
+        return keep_or_leave_system(board, options)
     if system in board.noted_systems("bad"):
         wrong.append("it did not come up when the board started with it")
     if not wrong and board.system_at(BOOTED) == system:
@@ -292,7 +292,7 @@ def check_running_system(board: Board, options: argparse.Namespace) -> int:
     return DECIDED
 
 
-def end_undecided_boot(board: Board) -> int:
+def end_undecided_boot(board: BoardSystems) -> int:
     """End a boot that has come to no decision: restart, so that its tries are spent."""
     if not board.is_on_trial():
         return 0
@@ -306,7 +306,7 @@ def end_undecided_boot(board: Board) -> int:
     return 1
 
 
-def on_upgrade_ended(board: Board, result: str) -> None:
+def on_upgrade_ended(board: BoardSystems, result: str) -> None:
     """After an upgrade: note what it made, or put the profile back where it was not switched to."""
     newest, running = board.system_at(NEWEST), board.system_at(RUNNING)
     before = board.noted_systems("before")
@@ -331,7 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--esp", type=Path, default=Path("/boot"), help="the boot partition")
     parser.add_argument("--root", type=Path, default=Path("/"), help="where the board lies")
     options = parser.parse_intermixed_args(arguments)
-    board = Board(options.root, options.esp)
+    board = BoardSystems(options.root, options.esp)
     if options.action == "began":
         board.update_note("before", board.system_at(NEWEST))
     elif options.action == "ended":
@@ -341,7 +341,7 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.action == "deadline":
         return end_undecided_boot(board)
     else:
-        return check_running_system(board, options)
+        return keep_or_leave_system(board, options)
     return 0
 
 

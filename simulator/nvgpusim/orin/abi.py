@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Field:
+class FieldLayout:
     """Position of one member: bytes [offset, offset + size), perhaps only some bits of them."""
 
     offset: int
@@ -21,12 +21,12 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Struct:
+class StructLayout:
     """A struct of the uapi headers."""
 
     name: str
     size: int
-    fields: dict[str, Field]
+    fields: dict[str, FieldLayout]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def ioc_nr(request: int) -> int:
 class StructBytes:
     """A struct in a bytearray, read and written by member name."""
 
-    def __init__(self, struct: Struct, raw: bytearray | None = None) -> None:
+    def __init__(self, struct: StructLayout, raw: bytearray | None = None) -> None:
         self.struct = struct
         self.raw = bytearray(struct.size) if raw is None else raw
 
@@ -109,7 +109,9 @@ class Abi:
         for name, more in newer.get("appended", {}).items():
             structs[name] = more | {"fields": structs[name]["fields"] | more["fields"]}
         self.structs = {
-            name: Struct(name, s["size"], {f: _field_from_json(v) for f, v in s["fields"].items()})
+            name: StructLayout(
+                name, s["size"], {f: _field_from_json(v) for f, v in s["fields"].items()}
+            )
             for name, s in structs.items()
         }
         ioctls = table["ioctls"] | variant.get("ioctls", {})
@@ -148,9 +150,9 @@ class Abi:
         return f"{request:#010x} (type {letter!r} nr {nr} size {ioc_size(request)})"
 
 
-def _field_from_json(values: list[Any]) -> Field:
+def _field_from_json(values: list[Any]) -> FieldLayout:
     offset, size, sign, *bits = values
-    return Field(offset, size, sign == "s", *bits)
+    return FieldLayout(offset, size, sign == "s", *bits)
 
 
 @functools.cache

@@ -72,11 +72,11 @@ class IoctlCapture:
     def __init__(self, request: int, arg: int) -> None:
         self.request, self.arg = request & 0xFFFFFFFF, arg
         self.size = self.request >> 16 & 0x3FFF
-        self.before = read_or_nothing(arg, self.size)
+        self.before = read_memory_or_nothing(arg, self.size)
 
     def event_after_call(self, fd: int, result: int, error: int) -> dict[str, Any]:
         """The event's members."""
-        after = read_or_nothing(self.arg, self.size)
+        after = read_memory_or_nothing(self.arg, self.size)
         values: dict[str, Any] = {"fd": fd, "req": f"{self.request:#010x}"}
         if self.size:
             values |= {"in": self.before.hex(), "out": after.hex()}
@@ -90,12 +90,12 @@ class IoctlCapture:
             used = int.from_bytes(after[at : at + width], "little")
             address = int.from_bytes(self.before[pointer : pointer + 8], "little")
             values["bufs"] = {
-                str(pointer): read_or_nothing(address, min(room, used, 1 << 16)).hex()
+                str(pointer): read_memory_or_nothing(address, min(room, used, 1 << 16)).hex()
             }
         return values
 
 
-def read_or_nothing(address: int, size: int) -> bytes:
+def read_memory_or_nothing(address: int, size: int) -> bytes:
     """Bytes at `address`, through a pipe so that a bad address gives none instead of a signal."""
     if not size or not address:
         return b""

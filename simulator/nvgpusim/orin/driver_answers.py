@@ -42,7 +42,7 @@ class BrokenModelError(Exception):
 
 
 @dataclass
-class Verdict:
+class SequenceVerdict:
     """Outcome of one sequence."""
 
     release: str
@@ -117,9 +117,9 @@ class SequencePlayer:
         self.fds: dict[str, int] = {}
         self.nvmap = self._move_off_reserved(self.kernel.open("/dev/nvmap"))
 
-    def run_sequence(self) -> Verdict:
+    def run_sequence(self) -> SequenceVerdict:
         """Every call in turn; raises SimError when the sequence is damaged."""
-        verdict = Verdict(self.sequence.release, self.sequence.name)
+        verdict = SequenceVerdict(self.sequence.release, self.sequence.name)
         try:
             for number, call in enumerate(self.sequence.calls):
                 try:
@@ -156,7 +156,7 @@ class SequencePlayer:
     def _play_open(self, call: dict[str, Any]) -> str:
         fd = _result_or_errno(self.kernel.open, f"/dev/nvgpu/igpu0/{call['open']}")
         if fd >= 0:
-            self._keep_or_close(fd, "" if call["ret"] else call["name"])
+            self._name_or_close_fd(fd, "" if call["ret"] else call["name"])
         return _result_difference(f"open {call['open']}", min(fd, 0), call["ret"])
 
     def _play_ioctl(self, call: dict[str, Any]) -> str:
@@ -199,9 +199,9 @@ class SequencePlayer:
         at = NEW_FDS.get((ioc_type(request), ioc_nr(request)))
         if at is not None:
             fd = int.from_bytes(raw[at : at + 4], "little")
-            self._keep_or_close(fd, call.get("makes", {}).get(str(at), ""))
+            self._name_or_close_fd(fd, call.get("makes", {}).get(str(at), ""))
 
-    def _keep_or_close(self, fd: int, name: str) -> None:
+    def _name_or_close_fd(self, fd: int, name: str) -> None:
         """Keep a descriptor of the model under its name; one without is closed."""
         fd = _result_or_errno(self._move_off_reserved, fd)
         if name:
@@ -244,7 +244,7 @@ class SequencePlayer:
                 os.close(fd)
             _result_or_errno(self.kernel.release_closed_files)
 
-    def _close_all(self, verdict: Verdict) -> None:
+    def _close_all(self, verdict: SequenceVerdict) -> None:
         try:
             for fd in (*self.fds.values(), self.nvmap):
                 self._close_and_sweep(fd)
@@ -290,7 +290,7 @@ def _bytes_difference(name: str, part: dict[str, Any], mine: bytes) -> str:
     return ""
 
 
-def judge_sequences(sequences: list[RecordedSequence]) -> Iterator[Verdict]:
+def judge_sequences(sequences: list[RecordedSequence]) -> Iterator[SequenceVerdict]:
     """The verdicts, in the order of the sequences; raises SimError for a damaged one."""
     taken = [fd for fd in NOWHERE if _is_open(fd)]
     if taken:
@@ -307,10 +307,10 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def agreement_table(verdicts: list[Verdict]) -> list[str]:
+def agreement_table(verdicts: list[SequenceVerdict]) -> list[str]:
     """By release and kind: sequences and answers that agree, of those compared."""
     lines = [f"{'release':<8} {'kind':<6} {'sequences':>13} {'answers':>15} {'not judged':>11}"]
-    groups: dict[tuple[str, str], list[Verdict]] = {}
+    groups: dict[tuple[str, str], list[SequenceVerdict]] = {}
     for verdict in verdicts:
         groups.setdefault((verdict.release, verdict.sequence_kind), []).append(verdict)
         groups.setdefault((verdict.release, "all"), []).append(verdict)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from .ctxsw import SwitchTimeBudget, TsgContext
+from .context_switch import SwitchTimeBudget, TsgContext
 
 if TYPE_CHECKING:
     from ..memory import GpuAddressSpace

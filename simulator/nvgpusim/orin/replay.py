@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import SimError
 from ..options import PROFILES, Options
-from .abi import Abi, Field, Ioctl, StructBytes, ioc_nr, ioc_type
+from .abi import Abi, FieldLayout, Ioctl, StructBytes, ioc_nr, ioc_type
 from .call_trace import BUFFERS, VERSION
 from .kernel import Kernel
 from .kernel.core import NODES
@@ -275,7 +275,7 @@ class TraceReplay:
                 yield f"{name} {member}: model {value:#x}, trace {b[member]:#x}"
 
 
-def _overlap(a: Field, b: Field) -> bool:
+def _overlap(a: FieldLayout, b: FieldLayout) -> bool:
     """True if two members of a union overlap."""
     return a.offset < b.offset + b.size and b.offset < a.offset + a.size
 

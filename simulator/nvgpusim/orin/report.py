@@ -50,7 +50,7 @@ class Journal:
         """One system call of a kind."""
         self.counts[f"{call} {what}"] += 1
 
-    def change_memory(self, delta: int) -> None:
+    def count_buffer_bytes(self, delta: int) -> None:
         """Buffers grew or shrank by `delta` bytes."""
         self.in_use += delta
         self.peak = max(self.peak, self.in_use)

@@ -55,7 +55,7 @@ class ModelBackend(SyscallBackend):
     def open(self, path: str, flags: int) -> int:
         """open() of a node, or of the board's /proc/meminfo."""
         if path == MEMINFO:
-            return text_descriptor(meminfo_text(self.kernel))
+            return memfd_of_text(meminfo_text(self.kernel))
         try:
             fd = self.kernel.open(path)
         except OSError as error:
@@ -135,7 +135,7 @@ class ModelBackend(SyscallBackend):
         """A barrier orders the stores before it for the GPU."""
         if self.kernel.executor is not None:
             if self.kernel.options.order:
-                self.kernel.usermode.check_doorbell()
+                self.kernel.usermode.poll_doorbell()
             self.kernel.executor.on_barrier()
 
     def on_polled(self, fds: list[int]) -> None:
@@ -152,7 +152,7 @@ class ModelBackend(SyscallBackend):
         Simulation.write_report_and_stop()
 
 
-def text_descriptor(text: str) -> int:
+def memfd_of_text(text: str) -> int:
     """A descriptor at the beginning of a text."""
     fd = os.memfd_create("text", os.MFD_CLOEXEC)
     os.write(fd, text.encode())
@@ -239,16 +239,16 @@ class Simulation:
         Simulation.current = None
 
 
-def _with_current(then: Callable[[Simulation], None]) -> Callable[[], None]:
+def _call_with_current(then: Callable[[Simulation], None]) -> Callable[[], None]:
     return lambda: then(Simulation.current) if Simulation.current is not None else None
 
 
 os.register_at_fork(
-    before=_with_current(
+    before=_call_with_current(
         lambda s: s.kernel.lock.acquire()
     ),  # no call is under way in the child's copy
-    after_in_parent=_with_current(lambda s: s.kernel.lock.release()),
-    after_in_child=_with_current(Simulation.on_fork_child),
+    after_in_parent=_call_with_current(lambda s: s.kernel.lock.release()),
+    after_in_child=_call_with_current(Simulation.on_fork_child),
 )
 
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from orinboard.files import Files
+from orinboard.files import FileReader
 from orinboard.readings import EngineClock, GpuProcess, Readings
 from orinboard.sensors.gpu import DEVFREQ, FULL_LOAD
 
@@ -25,17 +25,17 @@ DEVFREQ_CLOCKS = ("cur_freq", "min_freq", "max_freq")
 ENGINE_NODE = re.compile(r"[0-9a-f]+\.(vic|nvenc|nvdec|nvjpg|ofa)\d*", flags=re.ASCII)
 
 
-def engine_nodes(files: Files) -> dict[str, str]:
+def engine_nodes(files: FileReader) -> dict[str, str]:
     """The devfreq nodes of engines, by the engine's name."""
     nodes = (entry for entry in files.entries(DEVFREQ) if ENGINE_NODE.fullmatch(entry))
     return {node.partition(".")[2]: f"{DEVFREQ}/{node}" for node in nodes}
 
 
-def read_engines(files: Files) -> Readings:
+def read_engines(files: FileReader) -> Readings:
     """Engines whose clock everybody may read, with the activity monitor's load where it is."""
     engines = []
     for name, node in engine_nodes(files).items():
-        clock = read_clock(files, node, DEVFREQ_CLOCKS)
+        clock = engine_clock(files, node, DEVFREQ_CLOCKS)
         permille = files.nonnegative(f"{node}/device/load", FULL_LOAD)
         if clock is not None or permille is not None:
             clock = clock or EngineClock(name)
@@ -44,18 +44,18 @@ def read_engines(files: Files) -> Readings:
     return Readings(engines=tuple(engines))
 
 
-def read_thor_emc(files: Files) -> Readings:
+def read_thor_emc(files: FileReader) -> Readings:
     """The memory controller's clock on Thor, which needs no privilege."""
-    return Readings(emc=read_clock(files, THOR_EMC, DEVFREQ_CLOCKS))
+    return Readings(emc=engine_clock(files, THOR_EMC, DEVFREQ_CLOCKS))
 
 
-def read_clock(files: Files, node: str, names: tuple[str, str, str]) -> EngineClock | None:
+def engine_clock(files: FileReader, node: str, names: tuple[str, str, str]) -> EngineClock | None:
     """A clock of three files; None where the first one is not there."""
     current, low, high = (files.nonnegative(f"{node}/{name}") for name in names)
     return None if current is None else EngineClock("emc", current, low, high)
 
 
-def read_gpu_processes(files: Files) -> tuple[GpuProcess, ...]:
+def read_gpu_processes(files: FileReader) -> tuple[GpuProcess, ...]:
     """Processes by their GPU memory, the greatest first."""
     found = []
     # CLIENT PROCESS PID SIZE, the last of them as in 152064K (nvmap's debugfs).
@@ -65,7 +65,7 @@ def read_gpu_processes(files: Files) -> tuple[GpuProcess, ...]:
     return tuple(sorted(found, key=lambda process: (-process.nvmap_bytes, process.pid)))
 
 
-def read_debugfs(files: Files) -> Readings:
+def read_debugfs(files: FileReader) -> Readings:
     """EMC and engine clocks and loads, GPU memory by process; nothing where none of it is.
 
     Of an engine whose clock everybody may read, only what that node leaves out.
@@ -83,7 +83,7 @@ def read_debugfs(files: Files) -> Readings:
             running = None if count is None else count > 0
             load = None if permille is None else permille / FULL_LOAD
             engines.append(EngineClock(name, rate, enabled=running, load=load))
-    clock = read_clock(files, f"{BPMP_CLOCKS}/emc", ("rate", "min_rate", "max_rate"))
+    clock = engine_clock(files, f"{BPMP_CLOCKS}/emc", ("rate", "min_rate", "max_rate"))
     kilohertz = files.nonnegative(EMC_ACTIVITY)
     return Readings(
         emc=clock,

@@ -1,6 +1,6 @@
 """The integrated GPU: load, devfreq clocks, power gating, multiprocessors."""
 
-from orinboard.files import Files
+from orinboard.files import FileReader
 from orinboard.readings import Gpu, Readings
 
 DEVFREQ = "sys/class/devfreq"
@@ -27,7 +27,7 @@ MODULE_TPCS = {
 }
 
 
-def device_tree_text(files: Files, name: str) -> str | None:
+def device_tree_text(files: FileReader, name: str) -> str | None:
     """A text of the device tree's root; None off the device tree.
 
     procfs has a link into /sys/firmware, which is hidden from a container: sysfs has it too.
@@ -36,7 +36,7 @@ def device_tree_text(files: Files, name: str) -> str | None:
     return found if found is not None else files.text(f"sys/firmware/devicetree/base/{name}")
 
 
-def compatible_names(files: Files) -> list[str]:
+def compatible_names(files: FileReader) -> list[str]:
     """The device tree's list of what the machine is compatible with; empty off the device tree."""
     return (device_tree_text(files, "compatible") or "").split("\0")
 
@@ -57,7 +57,7 @@ def sm_count_from_mask(board: list[str], tpc_pg_mask: int | None) -> int | None:
     return None
 
 
-def gpu_device_path(files: Files) -> str | None:
+def gpu_device_path(files: FileReader) -> str | None:
     """The GPU's platform device, by path: what there is before its devfreq node exists."""
     for parent in (PLATFORM, f"{PLATFORM}/bus@0"):
         for entry in files.entries(parent):
@@ -66,7 +66,7 @@ def gpu_device_path(files: Files) -> str | None:
     return None
 
 
-def read_gpus(files: Files) -> Readings:
+def read_gpus(files: FileReader) -> Readings:
     """The GPU's clocks from devfreq and the rest from its device; neither waits for the other."""
     clocks: list[str] = []
     device = None

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from orinboard.files import Files
+from orinboard.files import FileReader
 from orinboard.readings import Fan, Rail, Readings, ThrottleCounter
 
 HWMON = "sys/class/hwmon"
@@ -38,7 +38,7 @@ MOST_MICROOHMS = 1_000_000
 NOT_CONNECTED = "NC"
 
 
-def nodes_by_name(files: Files, *names: str) -> list[list[str]]:
+def nodes_by_name(files: FileReader, *names: str) -> list[list[str]]:
     """Paths of the hwmon nodes with each of these names; every node is asked once."""
     found: dict[str, list[str]] = {name: [] for name in names}
     for entry in files.entries(HWMON):
@@ -46,7 +46,7 @@ def nodes_by_name(files: Files, *names: str) -> list[list[str]]:
     return list(found.values())
 
 
-def device_of_node(files: Files, node: str) -> str:
+def device_of_node(files: FileReader, node: str) -> str:
     """The device of a node, such as the I2C address `1-0040`; else the node's own name."""
     return files.link_target(f"{node}/device") or node.rpartition("/")[2]
 
@@ -72,7 +72,7 @@ class PowerChannel:
         return microvolts / self.microohms if self.microohms else 0.0
 
 
-def read_shunt_microohms(files: Files, path: str) -> int:
+def read_shunt_microohms(files: FileReader, path: str) -> int:
     """A number of the device tree, four bytes; 0 where there is none."""
     try:
         data = files.raw(path)
@@ -82,7 +82,7 @@ def read_shunt_microohms(files: Files, path: str) -> int:
     return number if number <= MOST_MICROOHMS else 0
 
 
-def find_channels(files: Files) -> list[PowerChannel]:
+def find_power_channels(files: FileReader) -> list[PowerChannel]:
     """The sensors with something behind them, in the order of chip and label.
 
     Two channels of one chip with one label are told apart by their numbers, as in `VDD_IN-2`.
@@ -110,7 +110,7 @@ def find_channels(files: Files) -> list[PowerChannel]:
     return sorted(found, key=lambda channel: (channel.device, channel.label, channel.number))
 
 
-def read_channel(files: Files, channel: PowerChannel) -> Rail | None:
+def read_channel(files: FileReader, channel: PowerChannel) -> Rail | None:
     """The rail now, with its limits and alarms; None if it gives no value."""
     node, number, before = channel.node, channel.number, len(files.errors)
     # The INA238 has one channel, whose bus voltage is `in1` and `in0` its shunt (kernel ina238).
@@ -146,13 +146,13 @@ def read_channel(files: Files, channel: PowerChannel) -> Rail | None:
     )
 
 
-def read_rails(files: Files) -> Readings:
+def read_rails(files: FileReader) -> Readings:
     """Every connected rail. Small currents may be negative at idle, and stay so."""
-    rails = [read_channel(files, channel) for channel in find_channels(files)]
+    rails = [read_channel(files, channel) for channel in find_power_channels(files)]
     return Readings(rails=tuple(rail for rail in rails if rail))
 
 
-def read_throttle(files: Files) -> Readings:
+def read_throttle_counters(files: FileReader) -> Readings:
     """The over-current and under-voltage counters of the SoC's thermal controller."""
     found = []
     for node in nodes_by_name(files, "soctherm_oc")[0]:
@@ -165,7 +165,7 @@ def read_throttle(files: Files) -> Readings:
     return Readings(throttles=tuple(found))
 
 
-def read_fans(files: Files) -> Readings:
+def read_fans(files: FileReader) -> Readings:
     """Duty cycle and speed, which live in two nodes: paired where there are as many of each."""
     fans_there, *tachometers = nodes_by_name(files, "pwmfan", *TACHOMETERS)
     duties = [files.nonnegative(f"{node}/pwm1", FULL_PWM) for node in fans_there]

@@ -12,7 +12,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
-from orinboard.files import Files
+from orinboard.files import FileReader
 from orinboard.readings import CoolingState, Gpu, GpuMemory, GpuProcess, Rail, Readings, ThermalZone
 from orinboard.sensors.gpu import compatible_names
 
@@ -45,17 +45,17 @@ def nvml_library() -> ModuleType | None:
     return pynvml
 
 
-def read_nvml(files: Files) -> Readings:
+def read_nvml(files: FileReader) -> Readings:
     """Every discrete GPU that NVML lists; what a GPU does not support is absent."""
     found = Readings()
     thor = THOR in compatible_names(files)
     for name, device in nvml_devices(files):
-        state = read_state(name, device)
+        state = read_gpu_state(name, device)
         if thor:
             # Its clocks are in sysfs; beside them this GPU would be there twice.
             state = Readings(gpus=tuple(Gpu(gpu.name, load=gpu.load) for gpu in state.gpus))
             state += read_memory_use(device)
-        found += read_power(name, device) + state
+        found += read_gpu_power(name, device) + state
     return found
 
 
@@ -70,7 +70,7 @@ class NvmlPowerReader:
         self._pid = pid
         self._used: str | None = None
 
-    def __call__(self, files: Files) -> Readings:
+    def __call__(self, files: FileReader) -> Readings:
         """The rail of the GPU in use; those of all GPUs while that is not known."""
         found = nvml_devices(files)
         if self._used is None and len(found) > 1:
@@ -78,7 +78,7 @@ class NvmlPowerReader:
         readings = Readings()
         for name, device in found:
             if self._used in (None, name):
-                readings += read_power(name, device)
+                readings += read_gpu_power(name, device)
         return readings
 
 
@@ -122,7 +122,7 @@ def process_tree(pid: int) -> set[int]:
 class NvmlDevice:
     """One GPU, and the way to ask it."""
 
-    def __init__(self, nvml: ModuleType, handle: Any, files: Files) -> None:
+    def __init__(self, nvml: ModuleType, handle: Any, files: FileReader) -> None:
         self.nvml, self._handle, self._files = nvml, handle, files
 
     def query(self, function: Callable[..., T], *args: object) -> T | None:
@@ -140,7 +140,7 @@ class NvmlDevice:
         return self._files.text(f"proc/{pid}/comm") or ""
 
 
-def nvml_devices(files: Files) -> list[tuple[str, NvmlDevice]]:
+def nvml_devices(files: FileReader) -> list[tuple[str, NvmlDevice]]:
     """The GPUs that NVML lists, by number; none on a Jetson before Thor."""
     board = compatible_names(files)
     knows_nothing = THOR not in board and any(name.startswith("nvidia,tegra") for name in board)
@@ -156,7 +156,7 @@ def nvml_devices(files: Files) -> list[tuple[str, NvmlDevice]]:
         return []
 
 
-def read_power(name: str, device: NvmlDevice) -> Readings:
+def read_gpu_power(name: str, device: NvmlDevice) -> Readings:
     """One GPU's power now, and its energy counter (Volta and newer)."""
     milliwatts = device.query(device.nvml.nvmlDeviceGetPowerUsage)
     millijoules = device.query(device.nvml.nvmlDeviceGetTotalEnergyConsumption)
@@ -191,7 +191,7 @@ def read_memory_use(device: NvmlDevice) -> Readings:
     return Readings(memory=GpuMemory(nvmap_bytes=total), processes=tuple(shares))
 
 
-def read_state(name: str, device: NvmlDevice) -> Readings:
+def read_gpu_state(name: str, device: NvmlDevice) -> Readings:
     """One GPU's load, clocks, temperature and reasons for running slower."""
     nvml = device.nvml
     megahertz = device.query(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)

@@ -1,6 +1,6 @@
 """The energy counters of an x86 processor, through powercap."""
 
-from orinboard.files import Files
+from orinboard.files import FileReader
 from orinboard.readings import Rail, Readings
 
 POWERCAP = "sys/class/powercap"
@@ -9,7 +9,7 @@ POWERCAP = "sys/class/powercap"
 COUNTED = ("package", "dram")
 
 
-def read_rapl(files: Files) -> Readings:
+def read_rapl(files: FileReader) -> Readings:
     """Counters in joules of the packages and of their memory; the files are root's by default."""
     rails = []
     for entry in files.entries(POWERCAP):

@@ -3,7 +3,7 @@
 import os
 import re
 
-from orinboard.files import Files, parse_integer
+from orinboard.files import FileReader, parse_integer
 from orinboard.readings import (
     CoreTicks,
     CpuClock,
@@ -24,7 +24,7 @@ MOST_CPUS = 8192
 MOST_ORDERS = 64
 
 
-def read_gpu_memory(files: Files) -> Readings:
+def read_gpu_memory(files: FileReader) -> Readings:
     """GPU allocations and the largest free block; nothing on a system that shows neither."""
     found = re.search(
         r"^NvMapMemUsed:\s+(\d{1,15}) kB", files.text("proc/meminfo") or "", flags=re.MULTILINE
@@ -49,7 +49,7 @@ def read_gpu_memory(files: Files) -> Readings:
     return Readings(memory=GpuMemory(nvmap, PAGE_BYTES << largest, by_order[largest]))
 
 
-def read_host(files: Files) -> Readings:
+def read_host(files: FileReader) -> Readings:
     """Memory, swap and the CPUs' time."""
     sizes = {
         name: int(size) * 1024
@@ -88,7 +88,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     return tuple(cpus)
 
 
-def read_cpu(files: Files) -> Readings:
+def read_cpu(files: FileReader) -> Readings:
     """Read the CPUs that are online, and their clocks."""
     text = files.text(f"{CPU}/online")
     if text is None:
@@ -110,7 +110,7 @@ def read_cpu(files: Files) -> Readings:
     return Readings(cpu=OnlineCpus(online, tuple(clocks)))
 
 
-def power_modes(files: Files) -> dict[int, str]:
+def power_modes(files: FileReader) -> dict[int, str]:
     """The names of nvpmodel's modes by number."""
     text = files.text("etc/nvpmodel.conf") or ""
     # < POWER_MODEL ID=0 NAME=MAXN >
@@ -119,7 +119,7 @@ def power_modes(files: Files) -> dict[int, str]:
     }
 
 
-def read_power_mode(files: Files) -> Readings:
+def read_power_mode(files: FileReader) -> Readings:
     """nvpmodel's mode, from the file it leaves behind; absent until it has run once."""
     status = files.text("var/lib/nvpmodel/status")
     if status is None:
@@ -132,7 +132,7 @@ def read_power_mode(files: Files) -> Readings:
     return Readings(power_mode=PowerMode(number, power_modes(files).get(number)))
 
 
-def read_identity(files: Files) -> Readings:
+def read_identity(files: FileReader) -> Readings:
     """Model, SoC, L4T release and firmware; absent on a machine without a device tree."""
     model = device_tree_text(files, "model")
     if not model:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from orinboard.files import Files, parse_integer
+from orinboard.files import FileReader, parse_integer
 from orinboard.readings import CoolingState, Readings, ThermalZone, TripPoint
 
 THERMAL = "sys/class/thermal"
@@ -20,7 +20,7 @@ def common_zone_name(kind: str) -> str:
     return re.sub(r"[-_]therm(al)?$", "", kind.lower())
 
 
-def read_zones(files: Files) -> Readings:
+def read_zones(files: FileReader) -> Readings:
     """Every zone, gated ones too: these are in the list without a temperature."""
     found: list[tuple[str, str, float | None]] = []
     for entry in files.entries(THERMAL):
@@ -55,7 +55,7 @@ def read_zones(files: Files) -> Readings:
     return Readings(zones=tuple(sorted(zones, key=lambda zone: zone.name)))
 
 
-def read_trips(files: Files, zone: str) -> tuple[TripPoint, ...]:
+def read_trips(files: FileReader, zone: str) -> tuple[TripPoint, ...]:
     """The zone's trip points, as the device tree and the user set them."""
     trips = []
     for index in range(16):
@@ -68,7 +68,7 @@ def read_trips(files: Files, zone: str) -> tuple[TripPoint, ...]:
     return tuple(trips)
 
 
-def read_coolings(files: Files) -> Readings:
+def read_coolings(files: FileReader) -> Readings:
     """Every cooling device; of several with one type, the one that cools most."""
     ratios: dict[str, float] = {}
     for entry in files.entries(THERMAL):

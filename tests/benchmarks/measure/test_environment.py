@@ -5,7 +5,7 @@ from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure import environment
 from orinbench.measure.environment import read_environment
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.sensors import nvml
 
 
@@ -79,7 +79,7 @@ def test_a_discrete_gpus_name_is_nvmls(monkeypatch: Patch, tmp_path: Path) -> No
     monkeypatch.setattr(nvml, "nvml_devices", lambda files: found)
     assert environment.gpu_name() is None
     for handle, name in (("NVIDIA H200", "NVIDIA H200"), ("broken", None)):
-        found[:] = [("0", nvml.NvmlDevice(Nvml, handle, Files(Roots())))]  # type: ignore[arg-type]
+        found[:] = [("0", nvml.NvmlDevice(Nvml, handle, FileReader(Roots())))]  # type: ignore[arg-type]
         assert environment.gpu_name() == name
 
 

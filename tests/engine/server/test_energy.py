@@ -7,7 +7,7 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from orinboard.files import Files
+from orinboard.files import FileReader
 from orinboard.meter import Sample
 from orinboard.readings import Rail, Readings
 from orinllm.server.metrics import Metrics
@@ -31,7 +31,7 @@ class Device:
     def __init__(self) -> None:
         self.phase, self.lock = "idle", threading.Lock()
 
-    def read(self, _: Files) -> Readings:
+    def read(self, _: FileReader) -> Readings:
         return Readings(rails=(Rail("VDD_IN", "1-0040", watts=WATTS[self.phase], chip="ina3221"),))
 
 

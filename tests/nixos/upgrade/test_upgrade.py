@@ -104,7 +104,7 @@ def test_a_full_boot_partition_fails_no_check_of_a_good_system(
     """A unit that fails is started again: it would be for ever, the board well."""
     for link in ("booted-system", "current-system"):
         (board / "run" / link).symlink_to(board / "store/new")
-    monkeypatch.setattr(upgrade, "wait_for_problems", lambda options: [])
+    monkeypatch.setattr(upgrade, "problems_after_wait", lambda options: [])
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -159,7 +159,7 @@ def test_a_check_that_passes_late_leaves_the_tries_of_an_upgrade(
     profile.unlink()
     profile.symlink_to(board / "store/good")
 
-    def wait_for_problems(_: object) -> list[str]:
+    def problems_after_wait(_: object) -> list[str]:
         profile.unlink()
         profile.symlink_to(board / "store/new")
         assert run(board, "arm", str(board / "store/new")) == 0
@@ -167,7 +167,7 @@ def test_a_check_that_passes_late_leaves_the_tries_of_an_upgrade(
             (board / "var/lib/orin-upgrade/bad").write_text(f"{board}/store/new\n")
         return []
 
-    monkeypatch.setattr(upgrade, "wait_for_problems", wait_for_problems)
+    monkeypatch.setattr(upgrade, "problems_after_wait", problems_after_wait)
     assert run(board, "check") == 0
     assert ours(menu) == {"orin-good.conf"} | (set() if bad else {"orin-next+3.conf"})
     # The collector keeps it, whatever generations come after it.
@@ -205,7 +205,7 @@ def test_an_upgrade_that_comes_while_a_check_waits_is_checked_too(
     profile.unlink()
     profile.symlink_to(board / "store/good")
 
-    def wait_for_problems(_: object) -> list[str]:
+    def problems_after_wait(_: object) -> list[str]:
         if running.resolve().name == "new":
             return ["orin-gpu.service is failed"]
         for link in (running, profile):
@@ -221,7 +221,7 @@ def test_an_upgrade_that_comes_while_a_check_waits_is_checked_too(
         went.extend((good, bad))
         return ""
 
-    monkeypatch.setattr(upgrade, "wait_for_problems", wait_for_problems)
+    monkeypatch.setattr(upgrade, "problems_after_wait", problems_after_wait)
     monkeypatch.setattr(upgrade, "go_back_to_good", go_back_to_good)
     assert (
         upgrade.main(["check", "--root", str(board), "--esp", str(board / "boot")])
@@ -325,4 +325,4 @@ def test_what_dies_soon_after_its_start_has_not_come_up(
     monkeypatch.setattr(upgrade, "unit_states", lambda units: {units[0]: next(seen)})
     time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
     monkeypatch.setattr(upgrade, "time", time)
-    assert upgrade.wait_for_problems(options) == wrong
+    assert upgrade.problems_after_wait(options) == wrong

@@ -15,7 +15,7 @@ from tests.simulator.kernel.rawclient import Board
 
 from nvgpusim.memory import DmaBuf
 from nvgpusim.orin.kernel import Kernel
-from nvgpusim.orin.kernel.usermem import CpuMapping, CpuMappings
+from nvgpusim.orin.kernel.client_memory import CpuMapping, CpuMappings
 
 PAGES = st.tuples(st.integers(0, 40), st.integers(1, 12))
 
@@ -27,7 +27,7 @@ def test_a_table_of_pages(acts: list[tuple[bool, tuple[int, int]]]) -> None:
     for number, (enter, (start, size)) in enumerate(acts):
         end = start + size
         before = {table[page] for page in range(start, end) if page in table}
-        gone, left = maps.empty_range(start, end)
+        gone, left = maps.clear_range(start, end)
         assert {cast("int", m.what) for m in gone} == before
         assert all(m.end <= start or end <= m.start for m in left)
         assert sum(m.end - m.start for m in gone) - sum(m.end - m.start for m in left) == sum(
@@ -76,7 +76,7 @@ def test_a_buffer_costs_the_same_beside_hundreds(kernel: Kernel) -> None:
     few = steps(one)
     buffers = [board.buffer(4096) for _ in range(400)]
     for page in range(0, 400 * 4096, 4096):
-        kernel.nvmap.pin_client_pages(kernel.nvmap.create_handle(4096).buf, pages + page)
+        kernel.nvmap.back_with_client_pages(kernel.nvmap.create_handle(4096).buf, pages + page)
     assert steps(one) < 1.2 * few
     pins = [handle.buf for handle in kernel.nvmap.handles.values()]
     host[:] = [5] * len(host)

@@ -17,7 +17,7 @@ from nvgpusim.orin.driver_answers import (
     NOWHERE,
     RecordedSequence,
     SequencePlayer,
-    Verdict,
+    SequenceVerdict,
     agreement_table,
     judge_sequences,
     load_sequences,
@@ -101,7 +101,7 @@ def test_no_descriptor_is_one_that_is_to_be_open_nowhere(sequences: list[Recorde
     for call in calls:
         bench._play_call(call)
     assert not set(NOWHERE) & set(bench.fds.values())
-    bench._close_all(Verdict("36.4.3", "none"))
+    bench._close_all(SequenceVerdict("36.4.3", "none"))
 
 
 def test_a_model_without_dmabufs_is_a_difference(

@@ -23,7 +23,7 @@ from tests.simulator.kernel.rawclient import Board
 
 from nvgpusim import cli
 from nvgpusim.options import PROFILES, Options
-from nvgpusim.orin.call_trace import TraceWriter, read_or_nothing
+from nvgpusim.orin.call_trace import TraceWriter, read_memory_or_nothing
 from nvgpusim.orin.recorder import RecordingBackend, driver_profile, main, record_program
 from nvgpusim.orin.simulation import Simulation
 from nvgpusim.orin.syscall_seam import SyscallSeam
@@ -258,5 +258,5 @@ def test_a_forked_child_has_no_trace(tmp_path: Path) -> None:
 
 def test_peek_survives_bad_addresses() -> None:
     space = (ctypes.c_ubyte * 4)(1, 2, 3, 4)
-    assert read_or_nothing(ctypes.addressof(space), 4) == b"\x01\x02\x03\x04"
-    assert read_or_nothing(0x10, 4) == b"" and read_or_nothing(0, 4) == b""
+    assert read_memory_or_nothing(ctypes.addressof(space), 4) == b"\x01\x02\x03\x04"
+    assert read_memory_or_nothing(0x10, 4) == b"" and read_memory_or_nothing(0, 4) == b""

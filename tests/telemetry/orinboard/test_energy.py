@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.telemetry.conftest import HWMON, Tree, idle
 
 from orinboard.energy import ASK_SECONDS, EnergySampler
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.meter import EnergyMeter, Sample
 from orinboard.readings import Rail, Readings
-from orinboard.sampling import PowerSampling, SampleOutbox, Status, TimeSources
+from orinboard.sampling import PowerSampling, SampleOutbox, SamplingStatus, TimeSources
 from orinboard.sensors.hwmon import read_rails
 
 MAX_GAP = 0.5
@@ -52,13 +52,13 @@ def sampled(
         sleep(min(wanted, seconds - now[0]))
         return now[0] >= seconds
 
-    def take(sample: Sample, status: Status) -> None:
+    def take(sample: Sample, status: SamplingStatus) -> None:
         meter.max_gap = status.max_gap
         meter.add_sample(sample)
         samples.append(sample)
 
     clock, draw = TimeSources(lambda: now[0], lambda: now[0], sleep), random.Random(3)
-    PowerSampling(roots, hertz, clock=clock, draw=draw).run(wait, take)
+    PowerSampling(roots, hertz, clock=clock, draw=draw).sample_until_stopped(wait, take)
     return meter, samples
 
 
@@ -114,9 +114,9 @@ def test_a_clock_step_changes_nothing(
     """The wall clock jumps by a year and back while a constant power is measured."""
     jumps = cycle([1e9, 0.0, 2e9, 5.0])
     monkeypatch.setattr(time, "time", lambda: next(jumps))
-    files, taken = Files(show(idle())), threading.Event()
+    files, taken = FileReader(show(idle())), threading.Event()
 
-    def read(_: Files) -> Readings:
+    def read(_: FileReader) -> Readings:
         if sampler.energy().samples >= 5:
             taken.set()
         return read_rails(files)
@@ -155,7 +155,7 @@ def test_a_window_outside_the_samples_is_a_gap() -> None:
     for sampler in (kept, forgetful):
         for t in range(11):
             moved = replace(sample(t / 10, t), awake=begin + t / 10)
-            sampler._add_sample(moved, Status(0.5, 0.5))
+            sampler._add_sample(moved, SamplingStatus(0.5, 0.5))
     now = begin + 1
     whole = kept.energy_between(now - 0.23, now - 0.1)
     assert whole.gap_seconds == 0
@@ -175,7 +175,7 @@ def test_a_gap_that_was_told_stays() -> None:
     sampler = EnergySampler(hertz=4)
     sampler._began, sampler._thread = 0.0, threading.current_thread()
     for t in (0.0, 0.1):
-        sampler._add_sample(sample(t, 1.0), Status(0.5, 0.5))
+        sampler._add_sample(sample(t, 1.0), SamplingStatus(0.5, 0.5))
     told = sampler.energy().gap_seconds
     # The sample that was overdue since the machine began has come, or nobody waits for it.
     sampler._thread = None
@@ -201,7 +201,7 @@ def test_a_sensor_that_blocks_holds_no_region_up() -> None:
     forever = threading.Event()
     answers = iter([Readings(rails=(Rail("VDD_IN", "1-0040", watts=5.0),))] * 3)
 
-    def blocks(files: Files) -> Readings:
+    def blocks(files: FileReader) -> Readings:
         answer = next(answers, None)
         if answer is None:
             forever.wait()
@@ -243,7 +243,7 @@ def test_a_hung_read_is_a_gap_and_excuses_nothing() -> None:
     now, seconds = [0.0], {20: 5.0, 40: 0.7}
     reads = 0
 
-    def read(_: Files) -> Readings:
+    def read(_: FileReader) -> Readings:
         nonlocal reads
         reads += 1
         now[0] += seconds.get(reads, 0.002)
@@ -255,13 +255,13 @@ def test_a_hung_read_is_a_gap_and_excuses_nothing() -> None:
 
     meter, gaps = EnergyMeter(0.5), []
 
-    def take(sample: Sample, status: Status) -> None:
+    def take(sample: Sample, status: SamplingStatus) -> None:
         meter.max_gap = status.max_gap
         meter.add_sample(sample)
         gaps.append(meter.gap_seconds)
 
     clock = TimeSources(lambda: now[0], lambda: now[0], lambda delay: None)
-    PowerSampling(Roots(), 10.0, readers=[read], clock=clock).run(wait, take)
+    PowerSampling(Roots(), 10.0, readers=[read], clock=clock).sample_until_stopped(wait, take)
     assert gaps == sorted(gaps)
     assert gaps[18] == 0 and 5.0 <= gaps[25] < 5.3 and 5.7 <= gaps[-1] < 6.2
     energy = meter.energy()
@@ -307,7 +307,7 @@ def test_who_does_not_read_delays_no_sample() -> None:
 
         def take() -> None:
             for n in range(2000):
-                outbox.put(Sample(n, n, rails), Status(1.0, 1.0))
+                outbox.put(Sample(n, n, rails), SamplingStatus(1.0, 1.0))
 
         taking = threading.Thread(target=take, daemon=True)
         taking.start()

@@ -16,10 +16,10 @@ from tests.telemetry.conftest import HWMON, Tree, idle, orin_nx, thor
 from tests.telemetry.orinboard.chips import Ina238, Ina3221, VirtualClock
 
 from orinboard.energy import BENCHMARK_HERTZ
-from orinboard.files import Files
+from orinboard.files import FileReader
 from orinboard.meter import Energy, EnergyMeter, Sample
 from orinboard.replay import TreeOnDisk
-from orinboard.sampling import PowerSampling, Status, TimeSources
+from orinboard.sampling import PowerSampling, SamplingStatus, TimeSources
 from orinllm.server.phase_energy import HERTZ, IDLE, PhaseEnergy
 
 #: Curves are steps of this many seconds, so that their integral is a sum.
@@ -226,7 +226,7 @@ class Bench:
             sleep(min(wanted, max(end - now(), 0.0)))
             return now() >= end
 
-        def take(sample: Sample, status: Status) -> None:
+        def take(sample: Sample, status: SamplingStatus) -> None:
             nonlocal end
             self.clock.now += WORK
             if sample.awake < began:
@@ -240,7 +240,7 @@ class Bench:
 
         self.samples: list[Sample] = []
         sampling = PowerSampling(self.roots, hertz, clock=TimeSources(now, now, sleep), draw=draw)
-        sampling.run(wait, take)
+        sampling.sample_until_stopped(wait, take)
         return meter.energy()
 
 
@@ -252,7 +252,7 @@ class VirtualFile:
     chip: Ina3221 | Ina238
     name: str
 
-    def read_number(self, files: Files) -> int:
+    def read_number(self, files: FileReader) -> int:
         return self.chip.read(self.name)
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class VirtualFile:
 def benches(stage: TreeOnDisk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
     def make(name: str, interval: int | None = 0, waits: bool = True) -> Bench:
         bench = Bench(stage, BOARDS[name], interval, waits)
-        monkeypatch.setattr("orinboard.sensors.power.OpenSysfsFile", bench.file)
+        monkeypatch.setattr("orinboard.sensors.fast_rails.OpenSysfsFile", bench.file)
         return bench
 
     yield make
@@ -363,7 +363,7 @@ def test_joules_by_phase_on_a_chip_that_waits(
         sleep(wanted)
         return clock() > 21
 
-    def take(sample: Sample, status: Status) -> None:
+    def take(sample: Sample, status: SamplingStatus) -> None:
         while left and left[0][-1][2] <= clock():
             turn = left.pop(0)
             now[0] = turn[-1][2]
@@ -373,9 +373,9 @@ def test_joules_by_phase_on_a_chip_that_waits(
         began.append(sample.seconds)
         energy.add_sample(sample, status.max_gap)
 
-    PowerSampling(bench.roots, HERTZ, clock=TimeSources(clock, clock, sleep), draw=draw).run(
-        wait, take
-    )
+    PowerSampling(
+        bench.roots, HERTZ, clock=TimeSources(clock, clock, sleep), draw=draw
+    ).sample_until_stopped(wait, take)
     (family, _) = energy.collect()
     found = {sample.labels["phase"]: sample.value for sample in family.samples}
     spent = dict.fromkeys(PHASE_WATTS, 0.0)

@@ -11,14 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.telemetry.conftest import HWMON, Show, Tree, idle, root, thor
 
 from orinboard.energy import EnergySampler
-from orinboard.files import FailingFile, Files, Roots, SymbolicLink
+from orinboard.files import FailingFile, FileReader, Roots, SymbolicLink
 from orinboard.meter import EnergyMeter
 from orinboard.readings import Rail, Readings
 from orinboard.replay import TreeOnDisk
 from orinboard.sampling import PowerSampling
 from orinboard.sensors.gpu import read_gpus
 from orinboard.sensors.hwmon import read_fans
-from orinboard.sources import SOURCES, Board
+from orinboard.sources import SOURCES, BoardReader
 from orinexporter.exporter import Exporter
 
 GARBAGE: dict[str, bytes] = {
@@ -66,7 +66,7 @@ def check(roots: Roots) -> None:
     """All sources, page and text, in this thread: nothing raises, and all values are numbers."""
     readings = Readings()
     for reader in SOURCES.values():
-        readings += reader(Files(roots))
+        readings += reader(FileReader(roots))
     sampling, meter = PowerSampling(roots, 10), EnergyMeter(0.5)
     meter.add_sample(sampling.read_sensors())
     meter.add_sample(sampling.read_sensors())
@@ -96,7 +96,7 @@ def test_only_what_can_be_below_zero_is(stage: TreeOnDisk) -> None:
         "sys/kernel/debug/tegra-host1x/actmon/nvenc/module0/usage": "500\n",
     }
     stage.replace_tree({p: "-7\n" if str(v).strip().isdigit() else v for p, v in tree.items()})
-    with Board(stage.roots, SOURCES, budget=10.0) as board:
+    with BoardReader(stage.roots, SOURCES, budget=10.0) as board:
         text = Exporter(board).exposition()[1].decode()
     below = {line.partition("{")[0] for line in text.splitlines() if re.search(r"} -\d", line)}
     assert below == {
@@ -114,7 +114,7 @@ def test_a_ratio_ends_at_one(stage: TreeOnDisk) -> None:
     stage.replace_tree(
         {path: full.get(path.rpartition("/")[2], node) for path, node in tree.items()}
     )
-    files = Files(stage.roots)
+    files = FileReader(stage.roots)
     readings = read_gpus(files) + read_fans(files)
     assert [gpu.load for gpu in readings.gpus] == [None]
     assert [fan.pwm for fan in readings.fans] == [None]
@@ -128,7 +128,7 @@ def test_a_whole_board_of_it(kind: str, stage: TreeOnDisk) -> None:
     for path, node in tree.items():
         if isinstance(node, str) and not path.endswith(("/name", "/type", "_label", "compatible")):
             Path(stage.roots.locate(path)).write_bytes(GARBAGE[kind])
-    with Board(stage.roots, SOURCES, budget=10.0) as board:
+    with BoardReader(stage.roots, SOURCES, budget=10.0) as board:
         exporter = Exporter(board)
         text = exporter.exposition()[1].decode()
         assert "<table" in exporter.html_page().decode()
@@ -189,7 +189,7 @@ def test_counters_that_stand_still_are_no_health(
             assert time.monotonic() < end, exporter.complaint()
             time.sleep(0.02)
 
-    with Board(stage.roots) as board:
+    with BoardReader(stage.roots) as board:
         sampler = EnergySampler(stage.roots, 50, monotonic=True)
         with (exporter := Exporter(board, sampler)):
             until("well")
@@ -204,11 +204,11 @@ def test_counters_that_stand_still_are_no_health(
 def test_a_reader_that_raises_costs_its_own_samples() -> None:
     calls = []
 
-    def breaks(files: Files) -> Readings:
+    def breaks(files: FileReader) -> Readings:
         calls.append(1)
         raise MemoryError
 
-    def works(files: Files) -> Readings:
+    def works(files: FileReader) -> Readings:
         return Readings(rails=(Rail("VDD_IN", "1-0040", watts=5.0),))
 
     with EnergySampler(hertz=100, readers=[breaks, works]) as sampler:
@@ -227,7 +227,7 @@ def test_a_family_that_fails_costs_no_other(show: Show, monkeypatch: pytest.Monk
 
     broken = families.MetricFamily("broken", "A family that fails.", (), breaks)
     monkeypatch.setattr(families, "BOARD", (broken, *families.BOARD))
-    with Board(show(idle())) as board:
+    with BoardReader(show(idle())) as board:
         exporter = Exporter(board)
         exporter.exposition()
         text = exporter.exposition()[1].decode()

@@ -10,10 +10,10 @@ import pytest
 from tests.telemetry.conftest import Show, Tree, idle, orin_nx, thor
 
 from orinboard.board import BoardState
-from orinboard.files import Files
+from orinboard.files import FileReader
 from orinboard.meter import EnergyMeter, Sample
 from orinboard.readings import GpuMemory, Readings
-from orinboard.sampling import PowerSampling, Status, TimeSources
+from orinboard.sampling import PowerSampling, SamplingStatus, TimeSources
 from orinboard.sensors import nvml
 
 
@@ -64,7 +64,7 @@ class FakeNvml:
 
 def test_a_discrete_gpu_behind_the_same_types(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "nvml_library", lambda: FakeNvml())
-    files = Files(show({}))
+    files = FileReader(show({}))
     readings = nvml.read_nvml(files)
     (gpu,), (rail,) = readings.gpus, readings.rails
     assert (gpu.load, gpu.current_hz, gpu.max_hz) == (0.87, 1_755_000_000, 1_980_000_000)
@@ -89,18 +89,18 @@ def test_energy_of_a_discrete_gpu(
     clock = TimeSources(lambda: gpu.now, lambda: gpu.now, lambda seconds: None)
     sampling = PowerSampling(show({}), 50, readers=[nvml.NvmlPowerReader(os.getpid())], clock=clock)
 
-    def take(sample: Sample, status: Status) -> None:
+    def take(sample: Sample, status: SamplingStatus) -> None:
         meter.add_sample(sample)
 
-    sampling.run(wait, take)
+    sampling.sample_until_stopped(wait, take)
     assert meter.energy().summed == ("gpu0",)
     assert meter.energy().mean_watts == pytest.approx(watts, rel=1e-4)
 
 
 def test_a_jetson_is_not_asked_through_nvml(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "nvml_library", lambda: FakeNvml())
-    assert nvml.read_nvml(Files(show(idle()))).gpus == ()
-    assert nvml.NvmlPowerReader(os.getpid())(Files(show(orin_nx()))).rails == ()
+    assert nvml.read_nvml(FileReader(show(idle()))).gpus == ()
+    assert nvml.NvmlPowerReader(os.getpid())(FileReader(show(orin_nx()))).rails == ()
 
 
 def test_a_thor_tells_its_memory_and_processes_through_nvml(
@@ -114,7 +114,7 @@ def test_a_thor_tells_its_memory_and_processes_through_nvml(
     monkeypatch.setattr(nvml, "nvml_library", lambda: Thor())
     # A container has another /proc of its own, where the number may be another process.
     tree: Tree = thor() | {f"proc/{os.getpid()}/comm": "llama-server\n"}
-    readings = nvml.read_nvml(Files(show(tree)))
+    readings = nvml.read_nvml(FileReader(show(tree)))
     assert [(p.pid, p.nvmap_bytes >> 30) for p in readings.processes] == [
         (2**22 + 1, 5), (os.getpid(), 3),
     ]  # fmt: skip
@@ -123,7 +123,7 @@ def test_a_thor_tells_its_memory_and_processes_through_nvml(
     whole = Readings(memory=GpuMemory(None, 4096, 2)) + readings
     assert whole.memory == GpuMemory(8 << 30, 4096, 2)
     # Elsewhere its memory is a graphics card's own, which is no part of the machine's.
-    assert nvml.read_nvml(Files(show({}))).processes == ()
+    assert nvml.read_nvml(FileReader(show({}))).processes == ()
 
 
 def test_nvml_without_a_driver_or_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_nvml_that_fails_at_its_list(show: Show, monkeypatch: pytest.MonkeyPatch
             raise self.NVMLError
 
     monkeypatch.setattr(nvml, "nvml_library", lambda: Lost())
-    files = Files(show({}))
+    files = FileReader(show({}))
     assert nvml.read_nvml(files).gpus == () and files.errors == ["EIO"]
 
 
@@ -186,7 +186,7 @@ def test_the_gpu_that_the_run_uses(
 ) -> None:
     monkeypatch.setattr(nvml, "nvml_library", lambda: TwoGpus(*pids))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    readings = nvml.NvmlPowerReader(os.getpid())(Files(show({})))
+    readings = nvml.NvmlPowerReader(os.getpid())(FileReader(show({})))
     assert [rail.name for rail in readings.rails] == names
 
 

@@ -12,21 +12,21 @@ import pytest
 from tests.telemetry.conftest import HWMON, Show, idle, nc_rail, orin_nx, thor
 
 from orinboard.energy import EnergySampler
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.meter import EnergyMeter, Sample
 from orinboard.power_boundary import (
     AGX_ORIN_INPUTS,
+    boundary_of_rails,
     check_rail_choice,
-    energy_boundary,
     module_watts,
     unique_rail_keys,
 )
 from orinboard.readings import Rail
 from orinboard.replay import TreeOnDisk
-from orinboard.sampling import PowerSampling, Status, TimeSources
-from orinboard.sensors import power
+from orinboard.sampling import PowerSampling, SamplingStatus, TimeSources
+from orinboard.sensors import fast_rails
+from orinboard.sensors.fast_rails import ChipAveraging, FastRailReader
 from orinboard.sensors.hwmon import read_rails
-from orinboard.sensors.power import ChipAveraging, PowerReader
 
 
 def test_a_sample_reads_one_file_a_rail_and_one_more(
@@ -44,9 +44,9 @@ def test_a_sample_reads_one_file_a_rail_and_one_more(
             calls[name] += name in ("open", "pread", "read", "listdir", "stat", "close")
             return getattr(os, name)
 
-    files, reader = Files(show(idle())), PowerReader(clock=lambda: now[0])
+    files, reader = FileReader(show(idle())), FastRailReader(clock=lambda: now[0])
     assert len(reader(files).rails) == 4
-    monkeypatch.setattr(power, "os", Counting())
+    monkeypatch.setattr(fast_rails, "os", Counting())
     monkeypatch.setattr("orinboard.files.os", Counting())
     for _ in range(99):
         now[0] += 0.1
@@ -59,7 +59,7 @@ def test_a_sample_reads_one_file_a_rail_and_one_more(
 
 def test_the_sampler_reads_what_a_scrape_reads(show: Show, stage: TreeOnDisk) -> None:
     for tree in (idle(), orin_nx(), thor(), nc_rail()):
-        files, reader = Files(show(tree)), PowerReader()
+        files, reader = FileReader(show(tree)), FastRailReader()
         expected = {(r.name, r.device): r.watts for r in read_rails(files).rails}
         for _ in range(3):
             found = {(r.name, r.device): r.watts for r in reader(files).rails}
@@ -85,10 +85,10 @@ def test_a_supply_that_gives_way(show: Show, monkeypatch: pytest.MonkeyPatch) ->
     def opened(path: str, _: int) -> SimpleNamespace:
         return SimpleNamespace(read_number=lambda files: read(path), close=lambda: None)
 
-    monkeypatch.setattr(power, "OpenSysfsFile", opened)
+    monkeypatch.setattr(fast_rails, "OpenSysfsFile", opened)
     draw = Random(1)
     roots = show(orin_nx() | {f"{HWMON}/hwmon1/update_interval": "7\n"})
-    files, reader = Files(roots), PowerReader(clock=lambda: now[0], draw=draw)
+    files, reader = FileReader(roots), FastRailReader(clock=lambda: now[0], draw=draw)
     found = true = 0.0
 
     def watts() -> float:
@@ -136,12 +136,12 @@ def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
         now[0] += seconds
         return meter.samples >= 16
 
-    def take(sample: Sample, status: Status) -> None:
+    def take(sample: Sample, status: SamplingStatus) -> None:
         meter.max_gap = status.max_gap
         meter.add_sample(sample)
 
     clock = TimeSources(lambda: now[0], lambda: now[0], lambda seconds: None)
-    PowerSampling(roots, 10, clock=clock, draw=Random(3)).run(wait, take)
+    PowerSampling(roots, 10, clock=clock, draw=Random(3)).sample_until_stopped(wait, take)
     energy = meter.energy()
     assert energy.gap_seconds == 0 and energy.seconds > 2 and energy.total_joules
 
@@ -200,7 +200,7 @@ VDDQ = rail("VDDQ_VDD2_1V8AO", "1-0041")
 def test_which_rails_make_up_a_machine(
     rails: tuple[Rail, ...], summed: tuple[str, ...] | None, words: str | None
 ) -> None:
-    found = energy_boundary(rails)
+    found = boundary_of_rails(rails)
     assert (found.rails if found else None) == summed
     assert found is None or (words and found.words.startswith(words))
     known = found is not None and found.module
@@ -210,7 +210,7 @@ def test_which_rails_make_up_a_machine(
 def test_two_rails_of_one_name() -> None:
     rails = (rail("VIN", "2-0044", "ina238"), rail("VIN", "2-0045", "ina238"), rail("GPU"))
     assert unique_rail_keys(rails) == ("VIN@2-0044", "VIN@2-0045", "GPU")
-    chosen = energy_boundary(rails, ("VIN@2-0045",))
+    chosen = boundary_of_rails(rails, ("VIN@2-0045",))
     assert chosen and chosen.rails == ("VIN@2-0045",)
     assert "VIN@2-0045" in chosen.words
     with pytest.raises(ValueError, match="called 'VIN': there are VIN@2-0044, VIN@2-0045, GPU"):
@@ -221,9 +221,9 @@ def test_two_rails_of_one_name() -> None:
 def test_one_label_for_two_channels_of_a_chip(show: Show) -> None:
     """Two series of one name would be one: Prometheus keeps either of them."""
     tree = idle() | {f"{HWMON}/hwmon1/in{n}_label": "VDD_IN\n" for n in (1, 2)}
-    names = [rail.name for rail in read_rails(Files(show(tree))).rails]
+    names = [rail.name for rail in read_rails(FileReader(show(tree))).rails]
     assert names[:2] == ["VDD_IN-1", "VDD_IN-2"] and len(set(names)) == len(names)
-    assert module_watts(read_rails(Files(show(tree))).rails) is None
+    assert module_watts(read_rails(FileReader(show(tree))).rails) is None
 
 
 def test_no_sum_where_no_module_rail_is_known_but_of_those_that_are_chosen(show: Show) -> None:
@@ -242,7 +242,7 @@ def test_no_sum_where_no_module_rail_is_known_but_of_those_that_are_chosen(show:
 def test_a_rail_that_never_answers_says_so(show: Show) -> None:
     """Its files are there and hold nothing; one that somebody switched off is no fault."""
     tree = {p: n for p, n in idle().items() if not re.search(r"hwmon1/(in|curr)1_input", p)}
-    files = Files(show(tree))
+    files = FileReader(show(tree))
     assert len(read_rails(files).rails) == 3 and files.errors == ["ENODATA"]
-    files = Files(show(tree | {f"{HWMON}/hwmon1/in1_enable": "0\n"}))
+    files = FileReader(show(tree | {f"{HWMON}/hwmon1/in1_enable": "0\n"}))
     assert len(read_rails(files).rails) == 3 and files.errors == []

@@ -3,7 +3,7 @@
 import pytest
 from tests.telemetry.conftest import BOARDS, THERMAL, Show, Tree, idle, maxn_load
 
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.readings import EngineClock, PowerMode, Readings
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import ACTMON, read_debugfs, read_engines
@@ -11,12 +11,12 @@ from orinboard.sensors.gpu import sm_count_from_mask
 from orinboard.sensors.rapl import read_rapl
 from orinboard.sensors.system import read_power_mode
 from orinboard.sensors.thermal import read_coolings, read_zones
-from orinboard.sources import SOURCES, Board
+from orinboard.sources import SOURCES, BoardReader
 
 
 def test_two_zones_of_one_type_are_told_apart(show: Show) -> None:
     tree = idle() | {f"{THERMAL}/thermal_zone10/type": "tboard-thermal\n"}
-    names = [zone.name for zone in read_zones(Files(show(tree))).zones]
+    names = [zone.name for zone in read_zones(FileReader(show(tree))).zones]
     assert "tboard-9" in names and "tboard-10" in names
 
 
@@ -25,7 +25,9 @@ def test_of_two_cooling_devices_of_one_type_the_stronger_counts(show: Show) -> N
         f"{THERMAL}/cooling_device1/type": "pwm-fan\n",
         f"{THERMAL}/cooling_device1/cur_state": "1\n",
     }
-    ratios = {cooling.name: cooling.ratio for cooling in read_coolings(Files(show(tree))).coolings}
+    ratios = {
+        cooling.name: cooling.ratio for cooling in read_coolings(FileReader(show(tree))).coolings
+    }
     assert ratios["pwm-fan"] == 1.0
 
 
@@ -46,7 +48,7 @@ def test_a_file_that_vanishes_takes_only_itself(name: str, stage: TreeOnDisk) ->
 def errors(roots: Roots) -> set[tuple[str, str]]:
     found = set()
     for source, reader in SOURCES.items():
-        files = Files(roots)
+        files = FileReader(roots)
         reader(files)
         found |= {(source, error) for error in files.errors}
     return found
@@ -77,15 +79,15 @@ def test_multiprocessors_from_sysfs(board: str, mask: int | None, sms: int | Non
 )
 def test_a_mode_and_its_name(conf: str, name: str | None, show: Show) -> None:
     tree = idle() | {"etc/nvpmodel.conf": conf}
-    assert read_power_mode(Files(show(tree))).power_mode == PowerMode(0, name)
+    assert read_power_mode(FileReader(show(tree))).power_mode == PowerMode(0, name)
 
 
 def test_pinned_needs_every_clock(show: Show) -> None:
     tree = maxn_load()
-    with Board(show(tree)) as board:
+    with BoardReader(show(tree)) as board:
         assert board.read().readings.pinned_by_domain == {"gpu": True, "cpu": True}
     tree["sys/devices/system/cpu/cpu7/cpufreq/scaling_min_freq"] = "729600\n"
-    with Board(show(tree)) as board:
+    with BoardReader(show(tree)) as board:
         assert board.read().readings.pinned_by_domain == {"gpu": True, "cpu": False}
 
 
@@ -102,7 +104,7 @@ def test_rapl_counts_packages_and_their_memory_once(show: Show) -> None:
         f"{powercap}/intel-rapl-mmio:0/name": "package-0\n",
         f"{powercap}/intel-rapl-mmio:0/energy_uj": "5000000\n",
     }
-    rails = {rail.name: rail.joules for rail in read_rapl(Files(show(tree))).rails}
+    rails = {rail.name: rail.joules for rail in read_rapl(FileReader(show(tree))).rails}
     assert rails == {"package-0": 5.0, "dram-0": 0.7}
 
 
@@ -111,20 +113,20 @@ def test_a_file_that_root_keeps_is_a_failure_that_shows(
 ) -> None:
     roots = show({"sys/class/powercap/intel-rapl:0/name": "package-0\n"})
 
-    def closed(self: Files, path: str) -> bytes:
+    def closed(self: FileReader, path: str) -> bytes:
         if path.endswith("energy_uj"):
             raise PermissionError(13, "Permission denied")
         return b"1\n" if path.endswith("range_uj") else b"package-0\n"
 
-    monkeypatch.setattr(Files, "raw", closed)
-    files = Files(roots)
+    monkeypatch.setattr(FileReader, "raw", closed)
+    files = FileReader(roots)
     assert read_rapl(files) == Readings() and files.errors == ["EACCES"]
 
 
 def test_a_file_of_procfs_comes_in_pieces(show: Show) -> None:
     """A machine of many CPUs has more than 64 KiB of /proc/stat; an attribute of sysfs has not."""
     roots = show({"proc/stat": "7" * 100_000, "sys/a": "7" * 100_000})
-    found = [len(Files(roots).raw(path)) for path in ("proc/stat", "sys/a")]
+    found = [len(FileReader(roots).raw(path)) for path in ("proc/stat", "sys/a")]
     assert found == [100_000, 65536]
 
 
@@ -141,17 +143,17 @@ def test_engines_that_everybody_may_read(show: Show) -> None:
         "sys/kernel/debug/bpmp/debug/clk/nvenc/rate": "729600000\n",
         "sys/kernel/debug/bpmp/debug/clk/ofa/rate": "5\n",
     }
-    files = Files(show(tree))
+    files = FileReader(show(tree))
     assert read_engines(files).engines == (
         EngineClock("vic", 115200000),
         EngineClock("nvenc", 729600000, None, 1152000000, load=0.366),
     )
     # A load above a thousand is none; the clock that root reads too is told once.
     assert files.errors == ["EBADMSG"]
-    assert [engine.name for engine in read_debugfs(Files(show(tree))).engines] == ["ofa"]
+    assert [engine.name for engine in read_debugfs(FileReader(show(tree))).engines] == ["ofa"]
     # The activity monitor of one without a load in the open, added to what is known of it.
     tree |= {f"{ACTMON}/{name}/module0/usage": "125\n" for name in ("vic", "nvenc")}
-    files = Files(show(tree))
+    files = FileReader(show(tree))
     both = read_engines(files) + read_debugfs(files)
     assert {engine.name: (engine.current_hz, engine.load) for engine in both.engines} == {
         "vic": (115200000, 0.125),

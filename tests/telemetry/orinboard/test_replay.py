@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from tests.telemetry.conftest import BOARDS, DEVFREQ, FRAMES, Show, exposition, idle
 
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.replay import (
     FILE,
     Frame,
-    Player,
     RecordingError,
+    RecordingPlayer,
     TreeOnDisk,
     load_recording,
-    recorded_frames,
+    record_frames,
     save_recording,
 )
 from orinboard.sensors.debugfs import NVMAP_CLIENTS
-from orinboard.sources import SOURCES, Board
+from orinboard.sources import SOURCES, BoardReader
 
 HEADER = '{"format": "jetson-recording", "version": 1}\n'
 
@@ -33,7 +33,7 @@ def record(roots: Roots, frames: int, between: Callable[[int], None] = lambda n:
 
     def some() -> list[Frame]:
         taken = []
-        for number, frame in enumerate(recorded_frames(roots, 0.01, stop), 1):
+        for number, frame in enumerate(record_frames(roots, 0.01, stop), 1):
             taken.append(frame)
             if number == frames:
                 stop.set()
@@ -48,7 +48,7 @@ def record(roots: Roots, frames: int, between: Callable[[int], None] = lambda n:
 def test_a_recording_exposes_what_the_board_did(name: str, show: Show, tmp_path: Path) -> None:
     roots = show(BOARDS[name]())
     (tmp_path / FILE).write_text(record(roots, 1))
-    with Player(load_recording(tmp_path)) as player:
+    with RecordingPlayer(load_recording(tmp_path)) as player:
         assert exposition(player.stage.roots) == exposition(roots)
 
 
@@ -97,7 +97,7 @@ def test_a_reader_never_sees_half_a_file(stage: TreeOnDisk) -> None:
 
     def read() -> None:
         while not stop.is_set():
-            seen.add(Files(stage.roots).text("sys/value"))
+            seen.add(FileReader(stage.roots).text("sys/value"))
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -110,7 +110,7 @@ def test_a_reader_never_sees_half_a_file(stage: TreeOnDisk) -> None:
 
 def test_a_round_begins_with_the_first_frame_again() -> None:
     frames = [Frame(0.0, {"sys/a": "1\n"}), Frame(0.05, {"sys/b": "2\n", "sys/a": None})]
-    with Player(frames, hold=0.05) as player:
+    with RecordingPlayer(frames, hold=0.05) as player:
         seen: set[tuple[str, ...]] = set()
         deadline = time.monotonic() + 60
         while len(seen) < 2 and time.monotonic() < deadline:
@@ -157,7 +157,7 @@ def test_the_board_that_is_shipped_goes_through_its_phases(stage: TreeOnDisk) ->
     loads, watts, events = [], [], []
     for frame in FRAMES:
         stage.apply_changes(frame.changes)
-        with Board(stage.roots, SOURCES, budget=5.0) as board:
+        with BoardReader(stage.roots, SOURCES, budget=5.0) as board:
             snapshot = board.read()
         assert not any(outcome.errors for outcome in snapshot.outcomes.values())
         readings = snapshot.readings
@@ -170,7 +170,7 @@ def test_the_board_that_is_shipped_goes_through_its_phases(stage: TreeOnDisk) ->
 
 
 def test_a_start_that_is_interrupted_leaves_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    player = Player([Frame(0.0, {"sys/a": "1"})])
+    player = RecordingPlayer([Frame(0.0, {"sys/a": "1"})])
 
     def interrupted() -> None:
         raise KeyboardInterrupt

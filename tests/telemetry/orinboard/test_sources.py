@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import pytest
 from tests.telemetry.conftest import Tree, idle
 
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.readings import OnlineCpus, Readings, ThermalZone
-from orinboard.sources import TIMEOUT, Board, PendingReading, SourceOutcome
+from orinboard.sources import TIMEOUT, BoardReader, PendingReading, SourceOutcome
 from orinexporter.exporter import Exporter
 
 ZONE = Readings(zones=(ThermalZone("tj", 40.0),))
 
 
-def board(budget: float = 0.5, **readers: Callable[[Files], Readings]) -> Board:
-    return Board(Roots(), readers, budget=budget, readers=readers)
+def board(budget: float = 0.5, **readers: Callable[[FileReader], Readings]) -> BoardReader:
+    return BoardReader(Roots(), readers, budget=budget, readers=readers)
 
 
 def threads() -> set[threading.Thread]:
@@ -49,7 +49,7 @@ def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         "orinboard.sources.PendingReading", lambda started: PendingReading(started, next(events))
     )
 
-    def hangs(files: Files) -> Readings:
+    def hangs(files: FileReader) -> Readings:
         calls.append(1)
         begun.set()
         release.wait()
@@ -73,7 +73,7 @@ def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(calls) == 2
 
 
-def test_a_source_that_blocks_does_not_block_a_scrape(stage_board: Board) -> None:
+def test_a_source_that_blocks_does_not_block_a_scrape(stage_board: BoardReader) -> None:
     text = Exporter(stage_board).exposition()[1].decode()
     assert 'jetson_scrape_source_success{source="hangs"} 0.0' in text
     assert f'jetson_read_errors_total{{errno="{TIMEOUT}",source="hangs"}} 1.0' in text
@@ -81,17 +81,17 @@ def test_a_source_that_blocks_does_not_block_a_scrape(stage_board: Board) -> Non
 
 
 @pytest.fixture
-def stage_board(show: Callable[[Tree], Roots]) -> Board:
+def stage_board(show: Callable[[Tree], Roots]) -> BoardReader:
     from orinboard.sensors.hwmon import read_rails
 
     roots = show(idle())
     forever = threading.Event()
     readers = {"rails": read_rails, "hangs": lambda files: (forever.wait(), Readings())[1]}
-    return Board(roots, readers, budget=0.5, readers=readers)
+    return BoardReader(roots, readers, budget=0.5, readers=readers)
 
 
 def test_a_source_that_raises_costs_only_itself() -> None:
-    def breaks(files: Files) -> Readings:
+    def breaks(files: FileReader) -> Readings:
         raise RuntimeError("a board nobody thought of")
 
     with board(breaks=breaks, works=lambda files: ZONE) as both:
@@ -106,7 +106,7 @@ def test_readers_at_the_same_time_share_one_reading(monkeypatch: pytest.MonkeyPa
 
     joined, together = threading.Semaphore(0), threading.Event()
 
-    def slow(files: Files) -> Readings:
+    def slow(files: FileReader) -> Readings:
         calls.append(1)
         together.wait(60)
         return ZONE

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orinboard.files import Roots
-from orinboard.sources import Board
+from orinboard.sources import BoardReader
 from orinexporter.exporter import Exporter
 from orinexporter.web import Server
 from orinexporter.webconfig import WebConfig
@@ -21,7 +21,7 @@ from orinexporter.webconfig import WebConfig
 def served(
     roots: Roots, config: WebConfig | None = None, hosts: tuple[str, ...] = ()
 ) -> Iterator[Server]:
-    exporter = Exporter(Board(roots))
+    exporter = Exporter(BoardReader(roots))
     with exporter, Server(("127.0.0.1", 0), exporter, config, hosts) as server:
         yield server
 

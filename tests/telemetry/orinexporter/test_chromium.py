@@ -14,7 +14,7 @@ from tests.telemetry.conftest import DEVFREQ, Tree, idle, maxn_load
 from orinboard.files import Roots
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import NVMAP_CLIENTS
-from orinboard.sources import SOURCES, Board
+from orinboard.sources import SOURCES, BoardReader
 from orinexporter import page
 from orinexporter.exporter import Exporter
 from orinexporter.history import moment_of_readings
@@ -72,7 +72,7 @@ def test_the_page(
     # --dump-dom itself needs scripts, so that the page is given none.
     if not javascript:
         monkeypatch.setattr(page, "LIVE_JS", "")
-    with Board(show(idle())) as board:
+    with BoardReader(show(idle())) as board:
         exporter = Watched(board)
         exporter.stage = stage
         with Server(("127.0.0.1", 0), exporter) as server:
@@ -100,7 +100,7 @@ def test_nothing_is_wider_than_the_window(
 ) -> None:
     clients = "CLIENT PROCESS PID SIZE\nuser a-program-with-a-long-name 4711 1741312K\n"
     tree = maxn_load() | {NVMAP_CLIENTS: clients}
-    with Board(show(tree), SOURCES, budget=10.0) as board:
+    with BoardReader(show(tree), SOURCES, budget=10.0) as board:
         exporter = Exporter(board)
         for seconds in range(30):
             exporter._history.append(

@@ -16,7 +16,7 @@ from tests.telemetry.orinexporter.served import exporting
 
 import orinexporter
 from orinboard.replay import FILE, load_recording
-from orinboard.sources import Board
+from orinboard.sources import BoardReader
 from orinexporter.cli import main
 
 TELEMETRY = Path(orinexporter.__file__).parents[1]
@@ -246,7 +246,7 @@ def test_top_of_a_recording_leaves_nothing_behind(
     """However its terminal goes away, the files that are played go too."""
     shown = []
 
-    def show_board(board: Board, interval: float, console: object) -> None:
+    def show_board(board: BoardReader, interval: float, console: object) -> None:
         shown.append(board.roots.sys)
         assert os.path.exists(shown[0])
         os.kill(os.getpid(), number)

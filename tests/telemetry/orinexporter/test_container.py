@@ -11,7 +11,7 @@ import yaml
 from tests.telemetry.conftest import Tree, idle
 
 import orinexporter
-from orinboard.files import Files
+from orinboard.files import FileReader
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.system import read_identity
 
@@ -73,5 +73,5 @@ def test_a_board_whose_procfs_leads_nowhere(stage: TreeOnDisk) -> None:
     proc, sysfs = "proc/device-tree/", "sys/firmware/devicetree/base/"
     tree: Tree = {path.replace(proc, sysfs): node for path, node in idle().items()}
     stage.replace_tree(tree)
-    identity = read_identity(Files(stage.roots)).identity
+    identity = read_identity(FileReader(stage.roots)).identity
     assert identity and identity.soc == "tegra234" and "Orin" in identity.model

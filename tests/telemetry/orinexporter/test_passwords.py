@@ -54,7 +54,7 @@ def test_guesses_of_passwords_hold_no_scrape_up(
         for client in clients:
             head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: "
             client.sendall(f"{head}{basic('prom', 'guess')}\r\n\r\n".encode())
-        assert until(lambda: server._guessers._work_queue.qsize() == len(clients) - 1)
+        assert until(lambda: server._password_workers._work_queue.qsize() == len(clients) - 1)
         assert ask(server, "/metrics", Authorization=right)[0] == 200
         go_on.set()
         assert clients[-1].recv(12) == b"HTTP/1.1 401"

@@ -21,7 +21,7 @@ from tests.telemetry.orinexporter.served import exporting
 from orinboard.energy import EnergySampler
 from orinboard.readings import Readings
 from orinboard.replay import TreeOnDisk
-from orinboard.sources import Board, Snapshot
+from orinboard.sources import BoardReader, Snapshot
 from orinexporter import page
 from orinexporter.exporter import MOST_FORMATS, Exporter
 from orinexporter.history import Moment, moment_of_readings, points_with_events
@@ -32,7 +32,7 @@ from orinexporter.web import Server
 def server(show: Show, patient: None) -> Iterator[Server]:
     """A served idle board."""
     roots = show(idle())
-    exporter = Exporter(Board(roots), EnergySampler(roots, 20, monotonic=True))
+    exporter = Exporter(BoardReader(roots), EnergySampler(roots, 20, monotonic=True))
     with exporter, Server(("127.0.0.1", 0), exporter) as server:
         yield server
 
@@ -85,7 +85,7 @@ def test_energy_counters_rise_between_scrapes_at_the_rate_of_the_power(server: S
 
 def test_a_text_that_is_kept_is_that_of_now(show: Show, stage: TreeOnDisk) -> None:
     """Families that did not change are not written again; one that vanishes is left out."""
-    with Board(show(idle()), budget=10.0) as board:
+    with BoardReader(show(idle()), budget=10.0) as board:
         exporter = Exporter(board)
         for changes in (
             {},
@@ -150,14 +150,14 @@ def test_the_page_has_its_tables_without_javascript(server: Server) -> None:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_every_board_has_a_page(name: str, show: Show) -> None:
-    with Board(show(BOARDS[name]()), budget=5.0) as board:
+    with BoardReader(show(BOARDS[name]()), budget=5.0) as board:
         body = Exporter(board).html_page().decode()
     assert body.count("<table") >= 2 and "Undefined" not in body
 
 
 def test_a_hostile_name_is_escaped(show: Show) -> None:
     tree = idle() | {f"{HWMON}/hwmon1/in1_label": "<script>alert(1)</script>\n"}
-    with Board(show(tree)) as board:
+    with BoardReader(show(tree)) as board:
         exporter = Exporter(board)
         assert "<script>alert" not in exporter.html_page().decode()
         assert 'rail="<script>alert(1)</script>"' in exporter.exposition()[1].decode()
@@ -177,7 +177,7 @@ def test_history_curves_are_cut_where_a_value_is_missing() -> None:
 def test_the_history_reads_only_what_no_scraper_has_read(
     show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Board(show(idle())) as board:
+    with BoardReader(show(idle())) as board:
         exporter, reads, read = Exporter(board), list[Snapshot](), board.read
 
         def counted() -> Snapshot:
@@ -195,11 +195,11 @@ def test_the_history_reads_only_what_no_scraper_has_read(
 
 
 def test_each_rail_has_a_curve_and_each_axis_fits(show: Show) -> None:
-    with Board(show(idle())) as board:
+    with BoardReader(show(idle())) as board:
         now = moment_of_readings(board.read().readings, 10.0)
         rails: dict[str, float | None] = {"VDD_CPU_CV": 0.3, "VDD_GPU_SOC": None, "GONE": 7.0}
         before = replace(now, seconds=0.0, watts=39.0, celsius=58.5, rails=rails)
-    shown = {curve.title: curve for curve in page.charts([before, now], 10.0)}
+    shown = {curve.title: curve for curve in page.history_charts([before, now], 10.0)}
     assert list(shown)[:3] == ["Module power", "GPU load", "Hottest zone"]
     assert list(shown)[3:] == [
         "VDD_CPU_CV",
@@ -213,7 +213,7 @@ def test_each_rail_has_a_curve_and_each_axis_fits(show: Show) -> None:
     assert shown["VDD_CPU_CV"].marks == ["1 W", "0.5 W", "0 W"] and shown["GONE"].marks[0] == "8 W"
     # One point makes no line.
     assert shown["VDD_GPU_SOC"].lines == [] and len(shown["VDD_CPU_CV"].lines) == 1
-    text = page.render(Snapshot(Readings(), {}), [before, now], {})
+    text = page.render_page(Snapshot(Readings(), {}), [before, now], {})
     assert re.findall("<span>−(.*?)</span>", text)[:5] == ["10 s", "8 s", "6 s", "4 s", "2 s"]
 
 
@@ -244,9 +244,9 @@ SCRAPES = """
 import sys, time
 from orinexporter.exporter import Exporter
 from orinboard.files import Roots
-from orinboard.sources import Board
+from orinboard.sources import BoardReader
 
-with Board(Roots.in_directory(sys.argv[1])) as board:
+with BoardReader(Roots.in_directory(sys.argv[1])) as board:
     exporter = Exporter(board)
     for _ in range(201):
         begun = time.process_time()
@@ -276,7 +276,7 @@ def test_events_count_from_the_exporters_beginning(show: Show, stage: TreeOnDisk
         line = next(x for x in text.splitlines() if 'throttle_events_total{event="oc3"' in x)
         return line.rpartition(" ")[2]
 
-    with Board(show(maxn_load())) as board:
+    with BoardReader(show(maxn_load())) as board:
         exporter = Exporter(board)
         counts = []
         for value in ("1284", "1290", "none", "1291", "5", "7"):

@@ -12,9 +12,9 @@ from tests.telemetry.conftest import Show, idle
 from tests.telemetry.orinexporter.served import ask, exporting, folder_of, served, until
 
 from orinboard.energy import EnergySampler
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.readings import Rail, Readings
-from orinboard.sources import Board
+from orinboard.sources import BoardReader
 from orinexporter import web
 from orinexporter.exporter import Exporter
 from orinexporter.web import Server
@@ -170,14 +170,14 @@ def test_health_knows_the_samplers_last_sample(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("orinboard.energy.STALE_SECONDS", 0.3)
     answers = iter([Readings(rails=(Rail("VDD_IN", "1-0040", watts=5.0),))] * 3)
 
-    def blocks(files: Files) -> Readings:
+    def blocks(files: FileReader) -> Readings:
         answer = next(answers, None)
         if answer is None:
             time.sleep(30)
         return answer or Readings()
 
     sampler = EnergySampler(hertz=50, readers=[blocks])
-    exporter = Exporter(Board(Roots(), ()), sampler)
+    exporter = Exporter(BoardReader(Roots(), ()), sampler)
     with exporter, Server(("127.0.0.1", 0), exporter) as server:
         assert until(lambda: ask(server, "/healthz")[0] == 503)
         assert b"the energy sampler's last sample is " in ask(server, "/healthz")[2]

@@ -26,13 +26,13 @@ from tests.telemetry.conftest import (
     root,
 )
 
-from orinboard.files import Files, Roots
+from orinboard.files import FileReader, Roots
 from orinboard.readings import CoreTicks, GpuProcess
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import NVMAP_CLIENTS, read_debugfs
 from orinboard.sensors.system import read_host
 from orinboard.sensors.thermal import read_zones
-from orinboard.sources import SOURCES, Board
+from orinboard.sources import SOURCES, BoardReader
 from orinexporter.cli import main
 from orinexporter.exporter import Exporter
 from orinexporter.history import core_loads
@@ -47,7 +47,7 @@ total                                             1839616K
 
 
 def text(roots: Roots, before: tuple[CoreTicks, ...] = ()) -> str:
-    with Board(roots, SOURCES, budget=10.0) as board:
+    with BoardReader(roots, SOURCES, budget=10.0) as board:
         readings = board.read().readings
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(board_screen(readings, before, 0.0))
@@ -72,7 +72,7 @@ def test_a_loaded_board(show: Show) -> None:
 @pytest.mark.parametrize(("millidegrees", "style"), [(93_900, "green"), (94_100, "red")])
 def test_what_is_hot_is_red(millidegrees: int, style: str, show: Show) -> None:
     """From five degrees below where the chip is slowed down."""
-    files = Files(show(idle() | {f"{THERMAL}/thermal_zone8/temp": f"{millidegrees}\n"}))
+    files = FileReader(show(idle() | {f"{THERMAL}/thermal_zone8/temp": f"{millidegrees}\n"}))
     for table in (gauge_table(read_zones(files), 0.0), zone_table(read_zones(files))):
         bars = [cell for cell in table.columns[2].cells if isinstance(cell, ProgressBar)]
         assert style in {bar.complete_style for bar in bars}
@@ -85,7 +85,7 @@ def test_what_root_sees_besides(show: Show) -> None:
     for words in ("memory clock 3199 of 3199 MHz", "memory active 448 MHz", "tj 45.6 °C",
                   "engine vic 12% at 730 MHz", "engine nvenc off"):  # fmt: skip
         assert words in shown, words
-    with Board(roots, SOURCES, budget=10.0) as board:
+    with BoardReader(roots, SOURCES, budget=10.0) as board:
         body = " ".join(re.sub("<[^>]+>", " ", Exporter(board).html_page().decode()).split())
     for words in (
         "memory clock, 448 MHz of it used 3199 of 3199 MHz",
@@ -121,14 +121,14 @@ def test_memory_swap_and_ticks(show: Show) -> None:
         "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 400 kB\nSwapTotal: 0 kB\n",
         "proc/stat": "cpu  9 9 9 9 9\ncpu0 10 1 5 80 4 0 0 0 3 0\ncpu7 1 1 1\nintr 5\n",
     }
-    host = read_host(Files(show(tree))).host
+    host = read_host(FileReader(show(tree))).host
     assert host and (host.memory_bytes, host.memory_available_bytes) == (1024000, 409600)
     assert (host.swap_bytes, host.swap_free_bytes) == (0, None)
     assert host.cores == (CoreTicks(0, 16, 100),)
 
 
 def test_processes_by_their_gpu_memory(show: Show) -> None:
-    found = read_debugfs(Files(show(idle() | {NVMAP_CLIENTS: CLIENTS}))).processes
+    found = read_debugfs(FileReader(show(idle() | {NVMAP_CLIENTS: CLIENTS}))).processes
     assert found == (
         GpuProcess(4711, "python3", 1741312 * 1024),
         GpuProcess(2101, "gnome-shell bin", 98304 * 1024),

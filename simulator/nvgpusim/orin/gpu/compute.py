@@ -13,7 +13,7 @@ from ...memory import MmuFault
 from ...ptx import KernelFault, Launch, LocalMemory, PtxError, make_local_memory
 from ...ptx.launch import CHUNK_LANES, PARAM_BASE
 from .faults import GpuFault, class_fault, gap_fault, illegal_method_fault, mmu_fault, sm_fault
-from .host import write_semaphore
+from .host_methods import write_semaphore
 from .programs import PROGRAMS, R_64, R_HI, R_LO, Program, best_program
 from .published import PublishedEntry, read_bank
 from .qmd import SIZE, LaunchLimits, Qmd, check_qmd

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...memory import Access, GpuAddressSpace, MmuFault
 from .faults import class_fault, illegal_method_fault, mmu_fault
-from .host import write_semaphore
+from .host_methods import write_semaphore
 from .steps import DONE, Steps, Work
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ class CopyMethods:
         try:
             self.launch_dma(flags)
         except MmuFault as e:
-            raise mmu_fault(e, copy=self.copy_text()) from e
+            raise mmu_fault(e, copy=self.copy_description()) from e
 
     def address_from_registers(self, upper: int, lower: int) -> int:
         """A 49-bit address from two registers."""
         return (self.regs[upper] & 0x1FFFF) << 32 | self.regs[lower]
 
-    def copy_text(self) -> str:
+    def copy_description(self) -> str:
         """The copy in words."""
         source, target = (
             self.address_from_registers(IN_UPPER, IN_LOWER),
@@ -108,7 +108,7 @@ class CopyMethods:
         c = self.c
         if source < target + size and target < source + size and size:
             c.gpu.note_finding(
-                f"copy with overlapping source and target (undefined): {self.copy_text()}"
+                f"copy with overlapping source and target (undefined): {self.copy_description()}"
             )
         data = b"".join(mapped_views(c.vm, source, size, "read"))
         at = 0

@@ -13,7 +13,7 @@ from ..gpu_api import ChannelPort
 from .compute import COMPUTE_CLASS, ComputeMethods
 from .copy_engine import COPY_CLASS, CopyMethods
 from .faults import class_fault, illegal_method_fault, mmu_fault, pbdma_fault
-from .host import HostMethods
+from .host_methods import HostMethods
 from .published import PublishedEntry, copy_published_entry
 from .steps import DONE, Steps, Work
 

@@ -333,7 +333,7 @@ PROGRAMS = ProgramStore()
 """The process's programs; the compiler hook registers here."""
 
 
-def register_files(cubin: Path, ptx: Path) -> list[Program]:
+def register_cubin_and_ptx(cubin: Path, ptx: Path) -> list[Program]:
     """Keep two files of one compilation by nvcc or ptxas, for this process and later ones.
 
     Raises SimError with the file that is wrong: unreadable, no cubin, not its PTX.
@@ -364,7 +364,7 @@ _INPUT_PTX = 2
 """NVJITLINK_INPUT_PTX."""
 
 
-def _keep_pair(cubin: Any, ptx: bytes) -> None:
+def _register_or_warn(cubin: Any, ptx: bytes) -> None:
     try:
         PROGRAMS.register(bytes(cubin), ptx)
     except (SimError, UnicodeDecodeError) as e:
@@ -381,7 +381,7 @@ def hook_nvrtc(module: ModuleType) -> None:
         if status == 0 and module.nvrtcGetPTXSize(prog, ctypes.byref(size)) == 0 and size.value > 1:
             text = ctypes.create_string_buffer(size.value)
             if module.nvrtcGetPTX(prog, text) == 0:
-                _keep_pair(out, text.value)
+                _register_or_warn(out, text.value)
         return status
 
     module.nvrtcGetCUBIN = nvrtc_get_cubin  # type: ignore[attr-defined]
@@ -405,7 +405,7 @@ def hook_jitlink(module: ModuleType) -> None:
     def get_cubin(handle: Any, out: Any) -> int:
         status = get(handle, out)
         if status == 0 and key(handle) in given:
-            _keep_pair(out, given.pop(key(handle)))
+            _register_or_warn(out, given.pop(key(handle)))
         return status
 
     module.nvJitLinkAddData = add_data  # type: ignore[attr-defined]
@@ -420,7 +420,7 @@ def hook_nvcc(module: ModuleType) -> None:
     def compile_and_keep(self: Any, src: str) -> bytes:
         code = compile_(self, src)
         if not self.ptx:
-            _keep_pair(
+            _register_or_warn(
                 code, compile_(compiler(self.arch, ptx=True, extra_options=self.extra_options), src)
             )
         return code

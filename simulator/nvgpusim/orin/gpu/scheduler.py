@@ -24,7 +24,7 @@ from ...memory import MmuFault
 from ...options import Options
 from ...ptx import Launch
 from ...ptx.sanitizer.sanitize import Sanitizer
-from ..ctxsw import SecondClient
+from ..context_switch import SecondClient
 from ..gpu_api import ChannelPort
 from .faults import GpuFault, class_fault, ctxsw_timeout_fault
 from .pbdma import Channel
@@ -179,7 +179,7 @@ class Gpu:
         if not self.rival.grid_ms:
             return
         peers = [c.port for c in self._live_channels() if c.port.tsg_id == channel.port.tsg_id]
-        if self.rival.on_chain_run(channel.port.context, waves, [port.budget for port in peers]):
+        if self.rival.charge_switch(channel.port.context, waves, [port.budget for port in peers]):
             spent, limit = channel.port.budget.spent_ms, channel.port.budget.limit_ms
             raise ctxsw_timeout_fault(
                 f"{spent} ms of context switches in sum, more than {limit} ms, with compute "

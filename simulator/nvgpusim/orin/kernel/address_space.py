@@ -11,7 +11,7 @@ from ...memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, client_call_lines
 from ..abi import StructBytes
 from .allocator import BuddyAllocator
 from .channel import ChannelFile
-from .file import DeviceFile, ioctl_handler
+from .device_file import DeviceFile, ioctl_handler
 from .ga10b import MAP_FLAGS
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from ...memory import PAGE, DmaBuf, Mapping
 from ..abi import StructBytes
-from ..ctxsw import SwitchTimeBudget
+from ..context_switch import SwitchTimeBudget
 from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..rules import KernelError
-from .file import DeviceFile, ioctl_handler
+from .device_file import DeviceFile, ioctl_handler
 from .ga10b import GR_RUNLIST, RUNLISTS
-from .gpu_classes import check_runqueues, is_known_class
+from .gpu_classes import check_graphics_queue, is_known_class
 
 if TYPE_CHECKING:
     from .address_space import Vm
@@ -269,8 +269,8 @@ class ChannelFile(DeviceFile):
             raise self.refusal("obj.class", f"{number:#x}")
         self.obj_class = number  # kept when the rest is refused
         if profile != "r35":
-            check_runqueues(self, self.tsg)
-        self.tsg.context.allocate_object(self, args["flags"])
+            check_graphics_queue(self, self.tsg)
+        self.tsg.context.make_for_class(self, args["flags"])
         self.classes.add(number)
         args["obj_id"] = 0
 

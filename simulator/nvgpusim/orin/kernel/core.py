@@ -27,19 +27,19 @@ from ...locks import GcPausingLock
 from ...memory import DmaBuf, client_call_lines
 from ...options import Options
 from ..abi import abi_of_profile
-from ..ctxsw import WFI
+from ..context_switch import WFI
 from ..gpu_api import ChannelPort, Executor, FaultReport
 from ..inject import Injector
 from ..report import Journal
 from ..rules import KernelError
 from .channel import ChannelFile
+from .client_memory import CpuMapping, CpuMappings, UserMemory
 from .ctrl import CtrlFile
-from .file import DeviceFile, Key
+from .device_file import DeviceFile, Key
 from .ga10b import GpuShape
 from .handles import NvMapHandles
 from .nvmap import NvMapFile
 from .tsg import TsgFile
-from .usermem import CpuMapping, CpuMappings, UserMemory
 from .usermode import UsermodePage
 
 NODES = {
@@ -138,7 +138,7 @@ class Kernel:
         self.journal.count_rule("fd.cloexec")
         return new
 
-    def install_file(self, file: DeviceFile) -> int:
+    def give_client_fd(self, file: DeviceFile) -> int:
         """Give the client an fd for `file`."""
         try:
             theirs, ours = socket.socketpair()
@@ -227,7 +227,7 @@ class Kernel:
                 case _:
                     file = NvMapFile(self)
             try:
-                fd = self.install_file(file)
+                fd = self.give_client_fd(file)
             except KernelError:
                 file.release()
                 raise
@@ -298,8 +298,8 @@ class Kernel:
         """[address, address + length) is unmapped or replaced; returns what was there."""
         with self.lock:
             end = address + -(-length // 4096) * 4096
-            self.nvmap.unpin_range(address, end)
-            gone, left = self.cpu_maps.empty_range(address, end)
+            self.nvmap.copy_vanishing_pages(address, end)
+            gone, left = self.cpu_maps.clear_range(address, end)
             for entry in left:
                 if isinstance(entry.what, DmaBuf):
                     entry.what.add_reference("cpu")
@@ -377,7 +377,7 @@ class Kernel:
             self.usermode.on_fork_child()
             in_use = self.journal.in_use
             self.journal.on_fork_child()
-            self.journal.change_memory(in_use)
+            self.journal.count_buffer_bytes(in_use)
 
     def stop_threads(self) -> None:
         """Stop the threads."""

@@ -11,11 +11,11 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from ... import l2
-from .. import ctxsw
+from .. import context_switch
 from ..abi import StructBytes
 from .address_space import AsFile
 from .channel import ChannelFile
-from .file import DeviceFile, ioctl_handler
+from .device_file import DeviceFile, ioctl_handler
 from .ga10b import JETPACK7, MAX_GPCS, SMS_PER_TPC, TPCS_PER_GPC
 from .tsg import TsgFile
 from .usermode import SIZE as USERMODE_SIZE
@@ -135,7 +135,7 @@ class CtrlFile(DeviceFile):
             "graphics_preemption_mode_flags": 3,
             "compute_preemption_mode_flags": 7,
             "default_graphics_preempt_mode": 1,
-            "default_compute_preempt_mode": ctxsw.WFI,
+            "default_compute_preempt_mode": context_switch.WFI,
             "local_video_memory_size": 0,
             "max_veid_count_per_tsg": 64,
             "max_gpfifo_entries": 1 << 28,
@@ -156,7 +156,7 @@ class CtrlFile(DeviceFile):
     @ioctl_handler("NVGPU_GPU_IOCTL_ALLOC_AS")
     def alloc_as(self, args: StructBytes) -> None:
         """A new address space."""
-        args["as_fd"] = self._install_or_release(AsFile(self.kernel, args))
+        args["as_fd"] = self._give_fd_or_release(AsFile(self.kernel, args))
 
     @ioctl_handler("NVGPU_GPU_IOCTL_OPEN_TSG")
     def open_tsg(self, args: StructBytes) -> None:
@@ -165,18 +165,18 @@ class CtrlFile(DeviceFile):
             share, rest = args["flags"] & 1, any(args.raw[8:])
             if share or rest:
                 raise self.refusal("tsg.share", "no such token" if share else "")
-        args["tsg_fd"] = self._install_or_release(TsgFile(self.kernel))
+        args["tsg_fd"] = self._give_fd_or_release(TsgFile(self.kernel))
 
     @ioctl_handler("NVGPU_GPU_IOCTL_OPEN_CHANNEL")
     def open_channel(self, args: StructBytes) -> None:
         """A new channel: runlist id in, fd out."""
-        args["out.channel_fd"] = self._install_or_release(
+        args["out.channel_fd"] = self._give_fd_or_release(
             ChannelFile(self.kernel, args["in.runlist_id"])
         )
 
-    def _install_or_release(self, file: DeviceFile) -> int:
+    def _give_fd_or_release(self, file: DeviceFile) -> int:
         try:
-            return self.kernel.install_file(file)
+            return self.kernel.give_client_fd(file)
         except Exception:
             file.release()
             raise

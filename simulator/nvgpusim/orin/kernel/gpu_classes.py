@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..ctxsw import CILP, WFI, TsgContext
+from ..context_switch import CILP, WFI, TsgContext
 from ..rules import KernelError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def is_known_class(number: int, profile: str) -> bool:
     return number in CLASSES and not (profile == "r35" and number == NVENC)
 
 
-def check_runqueues(channel: ChannelFile, tsg: Tsg) -> None:
+def check_graphics_queue(channel: ChannelFile, tsg: Tsg) -> None:
     """Graphics stays on VEID 0 and run queue 0, and apart from asynchronous compute there.
 
     [nvgpu_tsg_validate_class_veid_pbdma, r36]; raises KernelError.
@@ -66,7 +66,7 @@ class GrContext(TsgContext):
         self.made = False
         self.mapped: set[object] = set()
 
-    def allocate_object(self, channel: ChannelFile, flags: int) -> None:
+    def make_for_class(self, channel: ChannelFile, flags: int) -> None:
         """ALLOC_OBJ_CTX: the first class of the TSG makes the context; raises KernelError."""
         if channel.vm is not None:
             self.mapped.add(channel.vm)

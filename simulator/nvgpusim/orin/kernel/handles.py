@@ -93,7 +93,7 @@ class NvMapHandles:
             buf.add_reference("handle")
         return handle
 
-    def free_ram_bytes(self) -> int:
+    def ram_bytes_left(self) -> int:
         """RAM that is not in buffers."""
         return self.kernel.options.ram_bytes - self.kernel.journal.in_use
 
@@ -105,13 +105,13 @@ class NvMapHandles:
             handle.fd = -1
         handle.buf.drop_reference("handle")
 
-    def pin_client_pages(self, buf: DmaBuf, address: int) -> None:
+    def back_with_client_pages(self, buf: DmaBuf, address: int) -> None:
         """Let `buf` be the client's pages at `address`."""
         buf.use_client_pages(address)
         insort(self._pins, (address, id(buf), buf))
         self._longest = max(self._longest, buf.size)
 
-    def unpin_range(self, address: int, end: int) -> None:
+    def copy_vanishing_pages(self, address: int, end: int) -> None:
         """The client's pages [address, end) go: buffers made of them keep their content."""
         first = bisect_left(self._pins, (address - self._longest,))
         last = bisect_left(self._pins, (end,))
@@ -137,7 +137,7 @@ class NvMapHandles:
 
     def _on_buffer_freed(self, buf: DmaBuf) -> None:
         if buf.is_allocated and not buf.foreign:
-            self.kernel.journal.change_memory(-buf.size)
+            self.kernel.journal.count_buffer_bytes(-buf.size)
         self.kernel.journal.count_rule("dmabuf.lifetime")
         self.by_buf.pop(id(buf), None)
         self.by_buf_ro.pop(id(buf), None)

@@ -12,7 +12,7 @@ from ...memory import PAGE, DmaBuf
 from ..abi import StructBytes, ioc_nr, ioc_size, ioc_type
 from ..rules import KernelError
 from .board_memory import nvmap_request_limit, take_pages_or_oom_kill
-from .file import DeviceFile, ioctl_handler
+from .device_file import DeviceFile, ioctl_handler
 from .handles import Handle
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class NvMapFile(DeviceFile):
         handle.heap = HEAP_IOVMM if heap & HEAP_IOVMM else heap
         handle.buf.attribute = flags & CACHE_MASK
         handle.buf.vpr = handle.heap == HEAP_VPR
-        self.kernel.journal.change_memory(handle.buf.size)
+        self.kernel.journal.count_buffer_bytes(handle.buf.size)
         self.note_rule("alloc.zeroed")
         if not flags >> 16 and not self._warned:
             self._warned = True
@@ -231,7 +231,7 @@ class NvMapFile(DeviceFile):
                 raise self.refusal("fromva.pin", f"{covered:#x}")
             covered = piece[0]
         handle = self._create_handle(size)
-        self.state.pin_client_pages(handle.buf, va)
+        self.state.back_with_client_pages(handle.buf, va)
         handle.buf.attribute = flags & CACHE_MASK
         handle.heap = HEAP_IOVMM
         if flags & READ_ONLY:
@@ -306,7 +306,7 @@ class NvMapFile(DeviceFile):
                 raise self.refusal("heap.unknown", f"{mask:#x}")
             args["total"] = args["free"] = CARVEOUT_SIZE
         elif mask & HEAP_IOVMM:
-            args["total"], args["free"] = self.kernel.options.ram_bytes, self.state.free_ram_bytes()
+            args["total"], args["free"] = self.kernel.options.ram_bytes, self.state.ram_bytes_left()
             args["granule_size"] = PAGE
 
     @ioctl_handler("NVMAP_IOC_WRITE")

@@ -12,7 +12,7 @@ from ..gpu_api import SmError
 from ..rules import KernelError
 from .address_space import AsFile, Vm
 from .channel import ChannelFile
-from .file import DeviceFile, ioctl_handler
+from .device_file import DeviceFile, ioctl_handler
 from .gpu_classes import GrContext
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class TsgFile(DeviceFile):
             raise self.refusal("event.again", str(args["event_id"]))
         event = EventFile(self.kernel, self.tsg, args["event_id"])
         try:
-            args["event_fd"] = self.kernel.install_file(event)
+            args["event_fd"] = self.kernel.give_client_fd(event)
         except KernelError:
             event.release()
             raise

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ...locks import GcPausingLock, pause_collection, resume_collection
 from ...memory import main_thread_line, map_pages
 from ..gpu_api import FaultReport
-from .file import DeviceFile
+from .device_file import DeviceFile
 
 if TYPE_CHECKING:
     from .core import Kernel
@@ -83,14 +83,14 @@ class UsermodePage:
         while not self._stop.is_set():
             pause_collection()  # the client's finalizers run on its own threads
             try:
-                if self.check_doorbell():
+                if self.poll_doorbell():
                     last = time.monotonic()
                 wait = min(max((time.monotonic() - last) * LATE, SHORTEST), LONGEST)
             finally:
                 resume_collection()
             time.sleep(wait)
 
-    def check_doorbell(self) -> bool:
+    def poll_doorbell(self) -> bool:
         """Look at the cell, as the watcher does; whether it was rung.
 
         A client's barrier looks too, and waits for a look that is under way: a ring is never heard

@@ -136,7 +136,7 @@ def test_a_private_mapping_is_shared_by_nvmap_and_loses_a_doorbell(kernel: Kerne
     for how, heard in ((mmap.MAP_PRIVATE, 0), (mmap.MAP_SHARED, 1)):
         doorbell = rc.do_mmap(ctrl, 0x10000, flags=how)
         rc.view(doorbell, 0x10000).cast("I")[0x90 // 4] = token
-        kernel.usermode.check_doorbell()
+        kernel.usermode.poll_doorbell()
         assert kernel.usermode.rings == heard
         rc.do_munmap(doorbell, 0x10000)
 

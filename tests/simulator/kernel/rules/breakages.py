@@ -21,12 +21,12 @@ KERNEL = ROOT / "orin" / "kernel"
 # rule: (file, text, what takes its place), each found once
 BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
     "dispatch.copyback": [
-        ("orin/kernel/file.py", "        residue = self._call_handler(known, record)\n",
+        ("orin/kernel/device_file.py", "        residue = self._call_handler(known, record)\n",
          "        try:\n            residue = self._call_handler(known, record)\n"
          "        except KernelError:\n            raw[:] = bytes(len(raw))\n"
          "            self.kernel.user.copy_to_user(arg, bytes(raw))\n            raise\n"),
     ],
-    "dispatch.residue": [("orin/kernel/file.py", "return int(residue)", "return 0")],
+    "dispatch.residue": [("orin/kernel/device_file.py", "return int(residue)", "return 0")],
     "fd.cloexec": [
         ("orin/kernel/core.py", "            new = os.dup(fd)\n",
          "            new = os.dup(fd)\n            os.set_inheritable(new, True)\n"),
@@ -180,11 +180,11 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
         ("memory.py", "if not self.refs and not self.freed:", "if not self.freed:"),
     ],
     "profile.setup-bind": [
-        ("orin/kernel/file.py", "known = tables.by_number.get(request)\n",
+        ("orin/kernel/device_file.py", "known = tables.by_number.get(request)\n",
          "known = tables.by_number.get(request)\n"
          '        if (letter, ioc_nr(request), size) == ("H", 128, 80):\n'
          "            known = None\n"),
-        ("orin/kernel/file.py", "known = tables.by_number.get(request)\n",
+        ("orin/kernel/device_file.py", "known = tables.by_number.get(request)\n",
          "known = tables.by_number.get(request)\n"
          '        if (letter, ioc_nr(request), size) == ("H", 128, 104):\n'
          "            known = None\n"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .process import SeriesError, error_line, git
 from .series import Patch, Series
-from .tree import apply_patches, cache_folder, commit_series, download, sha256_of, unpack
+from .tree import apply_patches, cache_folder, commit_series, download_sdist, sha256_of, unpack_tar
 from .verify import Say
 
 _TARGETS = "want a version, DIR or DIR@REF"
@@ -35,7 +35,7 @@ def try_on_other_base(series: Series, target: str, sdist: Path, say: Say) -> int
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-forward-") as tmp:
         later, name = _unpack_other_base(series, target, Path(tmp, "later"))
         say(name)
-        tree = unpack(sdist, Path(tmp, "tree"))
+        tree = unpack_tar(sdist, Path(tmp, "tree"))
         commit_series(tree, series.patches)
         commits = git(tree, "rev-list", "--reverse", "base..HEAD", what="series").split()
         _commit_later_files(tree, later)
@@ -59,7 +59,7 @@ def _unpack_other_base(series: Series, target: str, to: Path) -> tuple[Path, str
     if folder and Path(folder).is_dir() and bool(at) == bool(ref):
         commit, day = _archive_commit(target, Path(folder), ref or "HEAD", to.with_suffix(".tar"))
         try:
-            tree = unpack(to.with_suffix(".tar"), to)
+            tree = unpack_tar(to.with_suffix(".tar"), to)
         except SeriesError:  # the commit has no file at all
             tree = to
         if not (tree / "tinygrad" / "__init__.py").is_file():
@@ -72,11 +72,11 @@ def _unpack_other_base(series: Series, target: str, to: Path) -> tuple[Path, str
     archive = cache_folder() / f"{series.base.name}-{target}.tar.gz"
     if not archive.is_file():
         try:
-            download(f"{series.base.name}=={target}", archive, said=f"--forward {target}")
+            download_sdist(f"{series.base.name}=={target}", archive, said=f"--forward {target}")
         except SeriesError as error:  # wrong input, as far as can be told
             raise SeriesError(str(error)) from error
     name = f"{series.base.name} {target} (sha256 {sha256_of(archive)})"
-    return unpack(archive, to), name
+    return unpack_tar(archive, to), name
 
 
 def _archive_commit(target: str, where: Path, ref: str, archive: Path) -> tuple[str, str]:

@@ -66,7 +66,7 @@ class SecondClient:
             return SAVE_MS + self.grid_ms / min(waves)
         return SAVE_MS + self.grid_ms * len(waves)
 
-    def on_chain_run(
+    def charge_switch(
         self, context: TsgContext, waves: list[int], budgets: Iterable[SwitchTimeBudget]
     ) -> bool:
         """A chain has run; returns whether nvgpu kills its TSG."""

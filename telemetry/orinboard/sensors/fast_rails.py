@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from orinboard.files import Files, parse_integer
-from orinboard.power_boundary import energy_boundary, unique_rail_keys
+from orinboard.files import FileReader, parse_integer
+from orinboard.power_boundary import boundary_of_rails, unique_rail_keys
 from orinboard.readings import Rail, Readings
 from orinboard.sensors.hwmon import (
     INA238_SECONDS,
@@ -15,7 +15,7 @@ from orinboard.sensors.hwmon import (
     MOST_MILLIAMPERES,
     MOST_MILLIVOLTS,
     PowerChannel,
-    find_channels,
+    find_power_channels,
 )
 
 #: Seconds between searches for sensors: one that came late, one that went.
@@ -45,7 +45,7 @@ class OpenSysfsFile:
         # A file of the kernel is never replaced by another of its name while it is open.
         self._kernel = os.fstat(self._fd).st_dev == os.stat("/sys").st_dev
 
-    def read_number(self, files: Files) -> int | None:
+    def read_number(self, files: FileReader) -> int | None:
         """The number in it now; None if it holds none. Raises OSError when the sensor is gone."""
         if not self._kernel and not os.fstat(self._fd).st_nlink:
             self.close()
@@ -111,7 +111,9 @@ class RailMeter:
     _amperes: float | None = None
     _with_volts: float | None = None
 
-    def read_rail(self, files: Files, clock: Callable[[], float], *, turn: bool) -> Rail | None:
+    def read_rail(
+        self, files: FileReader, clock: Callable[[], float], *, turn: bool
+    ) -> Rail | None:
         """The rail now; None if it gives no value. Reads the voltage if it is its `turn`."""
         channel = self.channel
         turn = turn or self.millivolts is None
@@ -173,7 +175,7 @@ class ChipAveraging:
 
 
 @dataclass(slots=True)
-class PowerReader:
+class FastRailReader:
     """The rails without limits and alarms, for the energy sampler.
 
     Before Linux 5.14 reading an INA3221 waits for a conversion of the chip, so that reads are what
@@ -200,7 +202,7 @@ class PowerReader:
     _next_voltage: float = 0.0
     _next_other: float = 0.0
 
-    def __call__(self, files: Files) -> Readings:
+    def __call__(self, files: FileReader) -> Readings:
         """Voltage, current and power of every rail that answers."""
         now = self.clock()
         if now >= self._next_look_up:
@@ -252,7 +254,7 @@ class PowerReader:
 
     def _find_counting_rails(self, rails: tuple[Rail, ...]) -> None:
         """Find the rails that are summed; all of them where nobody knows."""
-        whole = energy_boundary(rails, self.choice)
+        whole = boundary_of_rails(rails, self.choice)
         names = set(whole.rails) if whole else set(unique_rail_keys(rails))
         shown = [number for number in range(len(self._meters)) if number in self._shown]
         keys = zip(shown, unique_rail_keys(rails), strict=True)
@@ -260,9 +262,9 @@ class PowerReader:
         # One that did not answer is asked again each time.
         self._counting = counting | (set(range(len(self._meters))) - set(shown))
 
-    def _open_meters(self, files: Files) -> None:
+    def _open_meters(self, files: FileReader) -> None:
         self.close()
-        found = find_channels(files)
+        found = find_power_channels(files)
         for channel in found:
             try:
                 meter = open_meter(files, channel)
@@ -287,7 +289,7 @@ class PowerReader:
         self._meters, self._shown, self._counting = [], {}, set()
 
 
-def open_meter(files: Files, channel: PowerChannel) -> RailMeter:
+def open_meter(files: FileReader, channel: PowerChannel) -> RailMeter:
     """The channel's files, open; raises OSError when one of them cannot be."""
 
     def file(name: str, most: int) -> OpenSysfsFile:
@@ -307,7 +309,7 @@ def open_meter(files: Files, channel: PowerChannel) -> RailMeter:
     return meter
 
 
-def read_chip_averaging(files: Files, node: str, chip: str, device: str) -> ChipAveraging:
+def read_chip_averaging(files: FileReader, node: str, chip: str, device: str) -> ChipAveraging:
     """Read a chip's averaging from its driver."""
     milliseconds = files.number(f"{node}/update_interval", MOST_MILLISECONDS)
     samples = files.number(f"{node}/samples", MOST_SAMPLES)

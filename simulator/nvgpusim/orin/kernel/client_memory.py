@@ -18,7 +18,7 @@ from ...locks import GcPausingLock
 from ...memory import DmaBuf
 
 if TYPE_CHECKING:
-    from .file import DeviceFile
+    from .device_file import DeviceFile
 
 _CHUNK = 1 << 16
 
@@ -95,7 +95,7 @@ class CpuMappings:
         i = bisect_right(self._starts, address) - 1
         return self._maps[i] if i >= 0 and address < self._maps[i].end else None
 
-    def empty_range(self, start: int, end: int) -> tuple[list[CpuMapping], list[CpuMapping]]:
+    def clear_range(self, start: int, end: int) -> tuple[list[CpuMapping], list[CpuMapping]]:
         """Empty [start, end): the mappings that were there, whole, and what is left of them."""
         first = bisect_right(self._starts, start) - 1
         if first < 0 or self._maps[first].end <= start:
@@ -113,7 +113,7 @@ class CpuMappings:
         return gone, left
 
     def add_mapping(self, mapping: CpuMapping) -> None:
-        """Enter a mapping where :meth:`empty_range` has made room."""
+        """Enter a mapping where :meth:`clear_range` has made room."""
         at = bisect_right(self._starts, mapping.start)
         self._maps.insert(at, mapping)
         self._starts.insert(at, mapping.start)
