@@ -10,6 +10,7 @@ from orinllm.batching.cache import SequencePlace
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Row
 from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
+from orinllm.gpu.decoder import Decoder
 from orinllm.gpu.kernels.buffers import PAGE
 
 
@@ -45,19 +46,21 @@ class Request:
         return self.only or sample_token(logits, self.sampling, self.text, len(self.text))
 
 
-def step(runner: FusedRunner, requests: list[Request], decoder_of: Callable[[int], object]) -> None:
+def step(
+    runner: FusedRunner, requests: list[Request], decoder_of: Callable[[int], Decoder]
+) -> None:
     """Compute a token of each; if the host draws none, two more, each begun before that is read."""
     decoder = decoder_of(1 << (len(requests) - 1).bit_length())
     ahead = 2 if all(request.how.is_token_only for request in requests) else 0
     runner.launch_step([request.row() for request in requests])
-    found = [decoder.logits()]  # type: ignore[attr-defined]
-    table = decoder.list.table  # type: ignore[attr-defined]
+    found = [decoder.wait_for_logits()]
+    table = decoder.list.table
     placed = np.frombuffer(table.copyout(memoryview(bytearray(table.nbytes))), np.int32)
     assert placed[: 2 * len(requests)].tolist() == [p for one in requests for p in one.pages]
     for i in range(ahead + 1):
         if i < ahead:
             runner.launch_step([request.next_row() for request in requests])
-            found.append(decoder.logits())  # type: ignore[attr-defined]
+            found.append(decoder.wait_for_logits())
         for slot, (request, drawn) in enumerate(
             zip(requests, runner.collect_tokens(), strict=True)
         ):

@@ -87,7 +87,7 @@ def test_tiny_model_on_the_modelled_orin(tmp_path: Path, shape: str, quant: str,
 DRAWS = """
 import numpy as np
 from tests.engine.gpu.kernels import chi_square
-from orinllm.choose.sampling import Sampling, sample
+from orinllm.choose.sampling import Sampling, sample_token
 
 chi_square.SLOTS = 2
 for size, how in (
@@ -96,7 +96,7 @@ for size, how in (
 ):
     logits = np.asarray(np.random.default_rng(7).normal(0, 2.0, size), np.float32)
     drawn = chi_square.draw("NV", logits, how, range(1, 5))
-    want = [sample(logits, how, [], position) for position in range(1, 5)]
+    want = [sample_token(logits, how, [], position) for position in range(1, 5)]
     assert drawn.tolist() == want, (drawn, want)
 print("as on the host")
 """
@@ -144,7 +144,7 @@ for _ in left:  # it grew on, in the one thread that touches the runner
 one.close()
 if fused:
     runner = FusedRunner(runner.executor, 2)  # no launches of more sequences are made
-    runner.warm()
+    runner.compile_kernels()
 jobs = [job(prompt[:2], 2), job(prompt[3:5], 2)]
 run(runner, jobs)
 answers += [ear(one).heard for one in jobs]
@@ -214,9 +214,9 @@ tiny.write_text(folder / "tiny.gguf", kind)
 tiny.write_mmproj(folder / "mmproj.gguf", kind)
 network = network_with_pictures(Network.read(folder / "tiny.gguf"), folder / "mmproj.gguf")
 plan = plan_network(network, "NV")
-assert plan.fused, plan.obstacles
+assert plan.is_fused, plan.obstacles
 runner = make_runner(network, plan, share=SharingOptions(slots=1))
-model = Model(ModelDescription.of(network), plan, runner, make_store(runner, network))
+model = Model(ModelDescription.from_network(network), plan, runner, make_store(runner, network))
 sight = PictureEncoder.read(folder / "mmproj.gguf", network, "NV")
 found = tokens_of(model.generate(ids_of(sight, kind), GREEDY, max_tokens=3))
 assert found == list(RECORDED[f"{kind}.tokens"][:3]), found
