@@ -6,7 +6,8 @@ looking at, which no kernel ever sees; on a thread of the model they could wait 
 client's thread holds. So collections wait until no lock is held: they then run on the client's own
 threads, between its system calls, as they would on the board.
 
-The client's own wish (gc.enable, gc.disable) is kept: :func:`client_hooks` are put in their place.
+The client's own wish (gc.enable, gc.disable) is kept: :func:`client_gc_functions` are put in their
+place.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 A :class:`DmaBuf` is a memfd: what the client maps and what the model reads are the same pages. A
 :class:`GpuAddressSpace` is the GPU's own view: 4 KiB pages, user addresses below 2^40, nothing in
 common with CPU addresses. The kernel side maps and unmaps; the execution side only looks
-(:meth:`~GpuAddressSpace.view`, :meth:`~GpuAddressSpace.load`, :meth:`~GpuAddressSpace.store`), and
-an access that the MMU would refuse raises :class:`MmuFault` with the history of the address.
+(:meth:`~GpuAddressSpace.view_bytes`, :meth:`~GpuAddressSpace.gather`,
+:meth:`~GpuAddressSpace.scatter`), and an access that the MMU would refuse raises
+:class:`MmuFault` with the history of the address.
 """
 
 from __future__ import annotations

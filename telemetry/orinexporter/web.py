@@ -114,7 +114,8 @@ def accept_backlog() -> int:
 class ListeningSocket(socket.socket):
     """A socket whose clients may not wait for ever before TLS: of too many the oldest is cut.
 
-    A connection is only `Guarded` once its handshake is over; until then it is one of `_there`.
+    A connection is a `GuardedConnection` only once its handshake is over; until then it is one of
+    `_there`.
     """
 
     def __init__(self, family: int) -> None:

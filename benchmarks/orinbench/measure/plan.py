@@ -103,7 +103,7 @@ class Case:
     settings: Settings = ()
     sms: int | None = None  # multiprocessors of the GPU; None: all
     text: bool = False  # the prompt is a text, and the first of the answer's is waited for
-    sampling: str = ""  # how tokens are drawn (sampled.py); empty: at random
+    sampling: str = ""  # how tokens are drawn (token_sampling.py); empty: at random
     n_parallel: int = 1  # sequences that are decoded at once
     picture: str = ""  # its size, as 640x480: is encoded, or with `text` seen before a question
     encoder: str = ""  # of the picture (pictures.py)

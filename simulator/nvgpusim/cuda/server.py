@@ -1,7 +1,7 @@
 """The simulator's side of the stand-ins: modules, memory and launches of one program.
 
-The program's process maps `Server.arena` at the addresses that kernels see and asks for everything
-else over a socket, in the form that standin.h describes. Answers carry a CUresult.
+The program's process maps `CudaServer.arena` at the addresses that kernels see and asks for
+everything else over a socket, in the form that standin.h describes. Answers carry a CUresult.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ CTRL, NVMAP = "/dev/nvgpu/igpu0/ctrl", "/dev/nvmap"
 # sizeof(struct nvgpu_gpu_characteristics) by L4T release.
 RELEASES = {312: "r35", 328: "r36", 336: "r38", 344: "r39"}
 # Offset of each member in r36 and its struct format. r35 lacks 8 bytes before L2_cache_size's, and
-# r38 and r39 have 8 more behind big_page_size's; `_shift` says how much.
+# r38 and r39 have 8 more behind big_page_size's; `member_offset_shift` says so.
 MEMBERS = {
     "arch": (0, "I"),
     "impl": (4, "I"),

@@ -230,10 +230,10 @@ class TinygradRunner:
         scheduler. Inside, for pp: from the request to the token behind the prompt; for tg: each
         token after the one behind `n_depth` random tokens, to the last one on the host; at no depth
         from the request on, whose prompt is one token then. A prompt's tokens are random, and so
-        are those behind it (`sampled.RANDOM`): llama-bench's are, and what a mixture reads depends
-        on them. tinygrad.llm's own network has one call and one synchronize per random token, as
-        llama-bench does. What a call holds is in INCLUDED. Outside: tokenisation, drawing a
-        prompt's ids, the prefill of `n_depth`. For a text see `_time_to_first_text`.
+        are those behind it (`token_sampling.RANDOM`): llama-bench's are, and what a mixture reads
+        depends on them. tinygrad.llm's own network has one call and one synchronize per random
+        token, as llama-bench does. What a call holds is in INCLUDED. Outside: tokenisation, drawing
+        a prompt's ids, the prefill of `n_depth`. For a text see `_time_to_first_text`.
         """
         timed = self.loaded_model
         if case.is_encoding:

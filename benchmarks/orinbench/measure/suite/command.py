@@ -87,7 +87,7 @@ class SuiteOptions(RunOptions):
 
 
 class SuiteBackend(DeviceBackend):
-    """One device; options and `max_call_s` as `SuiteWork.prepare` has them."""
+    """One device; options and `max_call_s` as `CaseTimer.prepare` has them."""
 
     def __init__(self, plan: Lane, options: SuiteOptions, max_call_s: float) -> None:
         assert plan.device is not None

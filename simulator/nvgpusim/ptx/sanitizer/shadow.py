@@ -294,7 +294,7 @@ class ChunkShadow(RaceChecks):
         return (where - np.uint64(mapping.va - mapping.buf_offset)).astype(np.int64)
 
     def on_global_store(self, addr: Any, total: int, flags: Any) -> None:
-        """A write of global memory that C has done (see `Written`)."""
+        """A write of global memory that C has done (see `DoneStore`)."""
         if not self.race:
             return
         for mapping, some in self._lanes_by_mapping(addr):
