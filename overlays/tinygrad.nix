@@ -121,7 +121,7 @@ buildPythonPackage {
       upstream = callPackage ./upstream-tests.nix { };
     }
     // lib.optionalAttrs cudaSupport {
-      sm87 = check "sm87" ./checks/sm87.py;
+      sm87 = check "sm87" ./checks/cuda_compilers.py;
     };
     # Patched tinygrad on the GPU, inside a Nix build: `orin.tinygrad.gpuBuilds` lets a board do it.
     gpuCheck = (check "gpu" ./checks/gpu.py).overrideAttrs {

@@ -188,7 +188,7 @@ def node_from_json(value: object) -> Node | None:
     raise ValueError(f"{value!r} is no file")
 
 
-def checked_path(path: object) -> str:
+def path_inside_roots(path: object) -> str:
     """`path` if it stays inside the roots; raises ValueError."""
     if not isinstance(path, str) or not re.match(r"(sys|proc|etc|var|dev)/", path):
         raise ValueError(f"{path!r} is in none of sys/, proc/, etc/, var/, dev/")
@@ -221,7 +221,7 @@ def load_recording(directory: Path) -> list[Frame]:
             if number == 1:
                 check_header(data)
                 continue
-            changes = {checked_path(k): node_from_json(v) for k, v in data["files"].items()}
+            changes = {path_inside_roots(k): node_from_json(v) for k, v in data["files"].items()}
             files |= {path for path, node in changes.items() if not isinstance(node, SymbolicLink)}
             check_no_file_is_a_folder(changes, files)
             frames.append(Frame(float(data["t"]), changes))

@@ -66,7 +66,7 @@ class Exporter:
             for error in outcome.errors:
                 self._count_error(name, error)
         readings = replace(
-            snapshot.readings, throttles=self._throttles_since_start(snapshot.readings)
+            snapshot.readings, throttles=self._throttles_since_exporter_start(snapshot.readings)
         )
         snapshot = replace(snapshot, readings=readings)
         self._newest = time.monotonic(), readings
@@ -77,7 +77,7 @@ class Exporter:
         energy = SourceOutcome(errors, self._sampler.read_seconds)
         return Snapshot(snapshot.readings, {**snapshot.outcomes, ENERGY: energy})
 
-    def _throttles_since_start(self, readings: Readings) -> tuple[ThrottleCounter, ...]:
+    def _throttles_since_exporter_start(self, readings: Readings) -> tuple[ThrottleCounter, ...]:
         """Throttle events since we began: a board's own counters begin anywhere when it boots."""
         found = []
         with self._lock:

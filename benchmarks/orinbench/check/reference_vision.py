@@ -139,7 +139,7 @@ class VisionReference:
         side = math.isqrt(len(table))
         square = table.reshape(side, side, -1)
         down_at, across_at = (np.linspace(0, side - 1, n) for n in (down, across))
-        return np.stack([_interpolated(square, down_at[y], across_at[x]) for y, x in places])
+        return np.stack([_bilinear_value_at(square, down_at[y], across_at[x]) for y, x in places])
 
     def _window_mask(self, places: Places) -> NDArray[np.bool_] | None:
         """Return which patches are in one window; None: there are none."""
@@ -204,7 +204,7 @@ class VisionReference:
         return self._rounded(pooled) @ self._weight("mm.input_projection.weight")
 
 
-def _interpolated(square: Array, y: float, x: float) -> Array:
+def _bilinear_value_at(square: Array, y: float, x: float) -> Array:
     """Return what is at a place between the rows and columns of a square (side, side, width)."""
     top, left = min(int(y), len(square) - 2), min(int(x), len(square) - 2)
     (a, b), (c, d) = square[top : top + 2, left : left + 2]

@@ -43,7 +43,7 @@ class TimedWork:
 
 
 @dataclass(frozen=True)
-class MeasuredPair:
+class TwinAndBoardTime:
     """A work of both machines. `kind` names what a fit is tried without, model and type."""
 
     kind: str
@@ -95,7 +95,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
-def fit_board(cells: Sequence[MeasuredPair], clock: float) -> BoardFit:
+def fit_board(cells: Sequence[TwinAndBoardTime], clock: float) -> BoardFit:
     """Return the fit with the smallest squares of errors, bandwidth by tokens, passes by prompts.
 
     Errors are logarithms of ratios. Raises ValueError without a token or without a prompt.
@@ -109,15 +109,15 @@ def fit_board(cells: Sequence[MeasuredPair], clock: float) -> BoardFit:
     return min(fits, key=lambda fit: _sum_of_squares(prompts, fit))
 
 
-def _sum_of_squares(cells: Iterable[MeasuredPair], fit: BoardFit) -> float:
+def _sum_of_squares(cells: Iterable[TwinAndBoardTime], fit: BoardFit) -> float:
     return sum(_log_error(cell, fit) ** 2 for cell in cells)
 
 
-def _log_error(cell: MeasuredPair, fit: BoardFit) -> float:
+def _log_error(cell: TwinAndBoardTime, fit: BoardFit) -> float:
     return math.log(fit.predicted_ms(cell.work) / cell.board)
 
 
-def cross_validated_twin(cells: Sequence[MeasuredPair], clock: float) -> OrinTwin:
+def cross_validated_twin(cells: Sequence[TwinAndBoardTime], clock: float) -> OrinTwin:
     """Return the fit to all cells, with the error of each under a fit without its kind."""
     errors: dict[bool, list[float]] = {False: [], True: []}
     for kind in sorted({cell.kind for cell in cells}):
@@ -140,10 +140,10 @@ class TwinCalibration:
     board: str
     source: str
     envelope: str
-    cells: tuple[MeasuredPair, ...]
+    cells: tuple[TwinAndBoardTime, ...]
 
     def fit_twin(
-        self, sms: int = 16, accept: Callable[[MeasuredPair], bool] = lambda cell: True
+        self, sms: int = 16, accept: Callable[[TwinAndBoardTime], bool] = lambda cell: True
     ) -> OrinTwin:
         """Return the twin by the cells of so many multiprocessors that `accept` takes."""
         return cross_validated_twin(
@@ -157,7 +157,7 @@ def load_calibration() -> TwinCalibration:
     data = json.loads((files("orinbench.judge") / "twin.json").read_text("utf-8"))
     scores = data["scores_by_model"]
     cells = tuple(
-        MeasuredPair(
+        TwinAndBoardTime(
             f"{model} {kind}",
             sms,
             TimedWork(

@@ -1,4 +1,4 @@
-"""Options that commands of `orinllm` share."""
+"""The options of commands with help and defaults, those of `orinllm serve` too."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from orinllm.cpu.native import core_count, load_native_code
 from orinllm.cpu.program import ENCODE, OpStruct, RunStruct, map_zeroed_memory
-from orinllm.cpu.weights import PACKED
+from orinllm.cpu.weight_layout import PACKED
 from orinllm.file.ggml import GgmlType
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import Norm, X

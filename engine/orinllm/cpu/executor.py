@@ -18,7 +18,7 @@ from orinllm.choose.hidden_states import rms_normed
 from orinllm.choose.sampling import DrawnTokens, draw_on_host, sample_token
 from orinllm.cpu.native import core_count, load_native_code
 from orinllm.cpu.program import CHUNK, MOST_CHUNK, MOST_ROWS, OpStruct, Program, RunStruct
-from orinllm.cpu.weights import LAYER_TABLE, rounded_input_size, weight_bytes
+from orinllm.cpu.weight_layout import LAYER_TABLE, rounded_input_size, weight_bytes
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.gpu.kernels.buffers import page_count

@@ -14,7 +14,7 @@ from orinllm.choose.hidden_states import rms_normed
 from orinllm.choose.sampling import Choose
 from orinllm.cpu.executor import CpuExecutor, Floats
 from orinllm.cpu.program import CHUNK
-from orinllm.cpu.weights import lies_in_file
+from orinllm.cpu.weight_layout import lies_in_file
 from orinllm.file.gguf import GGUF
 from orinllm.gpu.kernels.buffers import page_count
 from orinllm.network.arch import wanted_tensors

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from orinllm.cpu.recurrent import RecurrentStruct, lower_recurrence
-from orinllm.cpu.weights import PACKED, lies_in_file, row_bytes
+from orinllm.cpu.weight_layout import PACKED, lies_in_file, row_bytes
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.config import LAYERS, Config

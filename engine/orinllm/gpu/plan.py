@@ -71,7 +71,7 @@ def _weight_bytes_and_layout(gguf: GGUF, config: Config, path: str) -> tuple[int
     if path != "cpu":
         size = sum(t.n_bytes for name, t in gguf.tensors.items() if config.uses_tensor(name))
         return size, "they lie in the file"
-    from orinllm.cpu.weights import lies_in_file, weight_bytes
+    from orinllm.cpu.weight_layout import lies_in_file, weight_bytes
 
     matrices = [tensor for tensor in gguf.tensors.values() if len(tensor.shape) > 1]
     return weight_bytes(gguf, config), (

@@ -1,4 +1,4 @@
-"""The options of `orinllm serve`."""
+"""What a server is started with, as dataclasses; flags and defaults: command/options.py."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -281,7 +281,7 @@ class ChunkRun:
             return True
         ready = missing == 0
         if st.shadow is not None:
-            self.note_owing_lanes(at, lanes, missing)
+            self.note_awaited_lanes(at, lanes, missing)
             self.owing[at][lanes[ready]] = False
         self.meeting[at] = lanes[~ready]
         st.m = lanes[ready]
@@ -297,7 +297,7 @@ class ChunkRun:
         here = ballot(st, np.ones(st.active_count(), bool))
         return masks, masks & ~here & self.launch.alive_mask(st)
 
-    def note_owing_lanes(self, at: int, lanes: Lanes, missing: NDArray[np.uint32]) -> None:
+    def note_awaited_lanes(self, at: int, lanes: Lanes, missing: NDArray[np.uint32]) -> None:
         """Note lanes that others wait for at block `at` and that have more to do than to exit."""
         owing = self.owing.setdefault(at, np.zeros(self.st.n, bool))
         if self.blocks[at].instrs[0].op not in MASKED:

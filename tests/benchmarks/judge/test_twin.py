@@ -9,8 +9,8 @@ from tests.benchmarks.orinbench_command import Capture, orinbench, refused
 
 from orinbench.judge.twin import (
     BoardFit,
-    MeasuredPair,
     TimedWork,
+    TwinAndBoardTime,
     cross_validated_twin,
     load_calibration,
 )
@@ -18,18 +18,18 @@ from orinbench.judge.twin import (
 BOARD = BoardFit(clock=1000, bandwidth=130, passes=2.5)
 
 
-def made(kind: str, weights: float) -> list[MeasuredPair]:
+def made(kind: str, weights: float) -> list[TwinAndBoardTime]:
     """Cells of a board that BOARD describes exactly."""
     works = [TimedWork(False, depth, weights, 4 + depth / 1000, 2000) for depth in (100, 2000)]
     works += [TimedWork(True, n, weights, n / 10, 2000, scores=512) for n in (128, 600, 4096)]
-    return [MeasuredPair(kind, 16, work, BOARD.predicted_ms(work)) for work in works]
+    return [TwinAndBoardTime(kind, 16, work, BOARD.predicted_ms(work)) for work in works]
 
 
 CELLS = [*made("a", 1e9), *made("b", 2.5e9)]
 
 
 def test_a_type_is_judged_by_a_fit_that_has_not_seen_it() -> None:
-    odd = [MeasuredPair("odd", 16, cell.work, cell.board * 1.2) for cell in made("odd", 1.7e9)]
+    odd = [TwinAndBoardTime("odd", 16, cell.work, cell.board * 1.2) for cell in made("odd", 1.7e9)]
     twin = cross_validated_twin([*CELLS, *odd], 1000)
     # The fit to "a" and "b" is exact, so what is odd is off by all of it.
     assert min(twin.errors[True]) == pytest.approx(-math.log(1.2))

@@ -23,7 +23,7 @@ from tests.engine.vision import tiny
 
 from orinllm.cpu.encoder import CpuEncoder, StageStruct
 from orinllm.cpu.native import SOURCES
-from orinllm.cpu.weights import PACKED, rounded_input_size
+from orinllm.cpu.weight_layout import PACKED, rounded_input_size
 from orinllm.file.ggml import GgmlType
 from orinllm.mmproj import read_projector
 from orinllm.network.vision.patches import query_blocks_with_keys

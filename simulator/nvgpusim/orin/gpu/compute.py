@@ -148,7 +148,7 @@ class ComputeMethods:
                 self.arguments[va] = args, published.line
         return qmd
 
-    def note_changed_arguments(self, qmd: Qmd, program: Program, now: bytes) -> None:
+    def report_if_arguments_changed(self, qmd: Qmd, program: Program, now: bytes) -> None:
         """Note if bank 0 changed since its doorbell, up to the last of the kernel's parameters."""
         if qmd.va not in self.arguments:
             return
@@ -277,7 +277,7 @@ class ComputeMethods:
             key = id(c.vm), va
             now = read_bank(c.vm, va, size)
             if number == 0:
-                self.note_changed_arguments(qmd, program, now)
+                self.report_if_arguments_changed(qmd, program, now)
             if fresh or key not in cache:
                 cache[key] = now
             elif cache[key] != now:
