@@ -114,7 +114,7 @@ class ExpectedErrors:
         scaled: Array = error / (position * np.sqrt((1 + row) / 2))
         return scaled
 
-    def relative_slope(self, error: Array) -> float:
+    def slope_along_logits(self, error: Array) -> float:
         """Return the mean slope of errors along the logits, as a multiple of the noise's."""
         centred = self.wanted - self.wanted.mean(axis=-1, keepdims=True)
 
@@ -168,7 +168,7 @@ def judge_logits(
         position_error=float(wide.max()),
         element_error=float(np.nanmax(scaled)),
         row_error=float(np.sqrt(_column_means(scaled**2)).max()),
-        slope_error=yardstick.relative_slope(error),
+        slope_error=yardstick.slope_along_logits(error),
         worst_rank=int(
             (got > np.take_along_axis(got, _top_tokens(reference), 1)).sum(axis=-1).max()
         ),

@@ -25,7 +25,13 @@ from ..ptx.sanitizer.sanitize import Sanitizer
 from .fatbin import NoPtxError, ptx_of
 from .heap import DEFAULT_BYTES, DeviceHeap
 from .lines import SourceLines
-from .streams import StreamOperation, StreamOrder, TouchedBytes, touched_by_copy, touched_by_launch
+from .stream_order import (
+    StreamOperation,
+    StreamOrder,
+    TouchedBytes,
+    touched_by_copy,
+    touched_by_launch,
+)
 
 MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO = range(1, 12)
 STREAM, WRONG, PINNED, LIMIT = 12, 13, 14, 15

@@ -115,7 +115,7 @@ class SequencePlayer:
         # the code that answered allocated no context: its TSGs start without preemption modes
         self.kernel.default_modes = (0, 0)
         self.fds: dict[str, int] = {}
-        self.nvmap = self._move_off_reserved(self.kernel.open("/dev/nvmap"))
+        self.nvmap = self._move_fd_off_reserved(self.kernel.open("/dev/nvmap"))
 
     def run_sequence(self) -> SequenceVerdict:
         """Every call in turn; raises SimError when the sequence is damaged."""
@@ -203,17 +203,17 @@ class SequencePlayer:
 
     def _name_or_close_fd(self, fd: int, name: str) -> None:
         """Keep a descriptor of the model under its name; one without is closed."""
-        fd = _result_or_errno(self._move_off_reserved, fd)
+        fd = _result_or_errno(self._move_fd_off_reserved, fd)
         if name:
             self.fds[name] = fd
         else:
             self._close_and_sweep(fd)
 
-    def _move_off_reserved(self, fd: int) -> int:
+    def _move_fd_off_reserved(self, fd: int) -> int:
         """A descriptor of the sequence, never one of the numbers that are to be open nowhere."""
         if fd not in NOWHERE:
             return fd
-        moved = self._move_off_reserved(os.dup(fd))
+        moved = self._move_fd_off_reserved(os.dup(fd))
         os.close(fd)
         return moved
 
@@ -234,7 +234,7 @@ class SequencePlayer:
         ask(_ALLOC, handle + HEAP_IOVMM.to_bytes(4, "little") + bytearray(12))
         if read_only:
             handle = ask(_DUP_HANDLE, handle + READ_ONLY.to_bytes(8, "little"))[8:]
-        return self._move_off_reserved(
+        return self._move_fd_off_reserved(
             int.from_bytes(ask(_GET_FD, bytearray(4) + handle)[:4], "little")
         )
 

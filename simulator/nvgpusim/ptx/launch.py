@@ -222,7 +222,7 @@ class Launch:
 
     # running
 
-    def raise_if_over_limits(self) -> None:
+    def raise_if_too_long_or_stopped(self) -> None:
         """End a kernel that does not end, or whose channel is gone."""
         if self.steps - self.steps_in_c > self.max_steps:
             raise KernelFault(0, f"the kernel did not end within {self.max_steps} steps")

@@ -156,7 +156,7 @@ class ChunkRun:
         launch.steps += 1
         launch.thread_instrs += len(block.instrs) * st.active_count()
         if launch.steps % 16 == 0:
-            launch.raise_if_over_limits()
+            launch.raise_if_too_long_or_stopped()
         if block.instrs[0].op in CALLS:
             serve_host_call(st, block.instrs[0])
             return at + 1
@@ -175,7 +175,7 @@ class ChunkRun:
         how = self.machine.run_lanes(at, limit, budget, trusted)
         launch.steps += c.steps
         launch.steps_in_c += max(0, c.steps - 1)
-        launch.raise_if_over_limits()
+        launch.raise_if_too_long_or_stopped()
         if lanes is not None and how != LOOK:
             self.owing[at][lanes] = False
         if c.note >= 0:

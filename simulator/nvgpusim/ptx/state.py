@@ -155,7 +155,7 @@ class GridLaunch(Protocol):
         """True if the channel is gone."""
         ...
 
-    def raise_if_over_limits(self) -> None:
+    def raise_if_too_long_or_stopped(self) -> None:
         """End a kernel that does not end, or whose channel is gone."""
 
     def add_finding(self, st: ChunkState, text: str, who: str = "") -> None:

@@ -151,7 +151,7 @@ class ExpertGroups:
 
 
 @dataclass(frozen=True)
-class ChosenExperts:
+class ExpertOperands:
     """The experts of at most `tokens` tokens, and which of them these have chosen.
 
     groups: of rows of halves, whose norm is another launch.
@@ -169,7 +169,7 @@ class ChosenExperts:
 
 
 def _expert_product_launch(
-    role: str, call: str, mode: str, chosen: ChosenExperts, stack: ExpertMatrices, given: Given
+    role: str, call: str, mode: str, chosen: ExpertOperands, stack: ExpertMatrices, given: Given
 ) -> Launch:
     """Return a product of chosen experts, spread over the machine."""
     gated, device = mode == "GATED", stack.buffer.device
@@ -204,7 +204,7 @@ def _expert_product_launch(
     )
 
 
-def expert_hidden_launch(chosen: ChosenExperts, out: Buffer, x: Buffer) -> Launch:
+def expert_hidden_launch(chosen: ExpertOperands, out: Buffer, x: Buffer) -> Launch:
     """Return gate and up of the chosen experts: out (sequences, used, hidden) floats.
 
     Of experts without a gate it is up alone.
@@ -226,7 +226,7 @@ def expert_hidden_launch(chosen: ChosenExperts, out: Buffer, x: Buffer) -> Launc
     return _expert_product_launch(role, call, mode, chosen, gate or up, given)
 
 
-def expert_down_launch(chosen: ChosenExperts, out: Buffer, hidden: Buffer) -> Launch:
+def expert_down_launch(chosen: ExpertOperands, out: Buffer, hidden: Buffer) -> Launch:
     """Return weighted results of the chosen experts: out (sequences, used, dim) floats."""
     down, choice = chosen.down, chosen.choice
     given: Given = {"float* out": out, "const float* hidden": hidden}
@@ -290,7 +290,7 @@ def group_by_expert_launch(
 
 
 def _tiled_experts_launch(
-    name: str, chosen: ChosenExperts, stacks: tuple[ExpertMatrices, ...], out: Buffer, inp: Buffer
+    name: str, chosen: ExpertOperands, stacks: tuple[ExpertMatrices, ...], out: Buffer, inp: Buffer
 ) -> Launch:
     """Return a product of all tiles: of gate and up, or of one alone."""
     gated, stack, used = len(stacks) == 2, stacks[0], chosen.experts.used
@@ -333,7 +333,7 @@ def _tiled_experts_launch(
     )
 
 
-def grouped_hidden_launch(chosen: ChosenExperts, out: Buffer, normed: Buffer) -> Launch:
+def grouped_hidden_launch(chosen: ExpertOperands, out: Buffer, normed: Buffer) -> Launch:
     """Return gate and up of all pairs: out in halves (tokens * used, hidden), by expert."""
     if chosen.gate is None:
         return _tiled_experts_launch("experts_rows_up", chosen, (chosen.up,), out, normed)
@@ -341,6 +341,6 @@ def grouped_hidden_launch(chosen: ChosenExperts, out: Buffer, normed: Buffer) ->
     return _tiled_experts_launch("experts_rows_gate_up", chosen, stacks, out, normed)
 
 
-def grouped_down_launch(chosen: ChosenExperts, out: Buffer, hidden: Buffer) -> Launch:
+def grouped_down_launch(chosen: ExpertOperands, out: Buffer, hidden: Buffer) -> Launch:
     """Return weighted results of all pairs: out (tokens, used, dim) floats."""
     return _tiled_experts_launch("experts_rows_down", chosen, (chosen.down,), out, hidden)

@@ -6,8 +6,8 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.experts import (
-    ChosenExperts,
     ExpertGroups,
+    ExpertOperands,
     Router,
     RouterOutput,
     combine_experts_launch,
@@ -57,7 +57,7 @@ class MixtureLowering:
 
     def _router_and_experts(
         self, layer: int, step: Step
-    ) -> tuple[Router, ChosenExperts, _MixtureScratch]:
+    ) -> tuple[Router, ExpertOperands, _MixtureScratch]:
         """Return a layer's router and experts, and the scratch of its shape."""
         assert isinstance(step.operation, MixExperts)
         weights, experts = self._memory.weights, step.operation.experts
@@ -70,7 +70,7 @@ class MixtureLowering:
                 self._memory, experts, self._tokens, self._rows
             )
         scratch = self._scratch[experts]
-        chosen = ChosenExperts(
+        chosen = ExpertOperands(
             weights.expert_matrices(f"{prefix}ffn_gate_exps") if experts.gated else None,
             weights.expert_matrices(f"{prefix}ffn_up_exps"),
             weights.expert_matrices(f"{prefix}ffn_down_exps"),

@@ -1,4 +1,4 @@
-"""A connection: how long it may take, and when its client has left."""
+"""Connections: how many, how long each may take, and when its client has left."""
 
 import asyncio
 import logging

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .reader import Token, TokenReader, signature_shape
+from .reader import Token, TokenReader, signature_sizes
 from .syntax import (
     Addr,
     DestinationPair,
@@ -124,7 +124,7 @@ class KernelBodyParser:
         p = self.p
         _, *lists = p.take_signature()
         p.skip_to(";")
-        want = signature_shape(*lists)
+        want = signature_sizes(*lists)
         return [n for n, f in p.functions.items() if n in p.taken and f.shape == want]
 
     def _names_until(self, end: str) -> Iterator[str]:

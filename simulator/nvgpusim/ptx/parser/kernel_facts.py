@@ -27,14 +27,14 @@ _STRONG = _ORDERED | {"volatile", "mmio"}
 class KernelFacts:
     """A kernel as the sanitizer asks about it at each launch, analysed once.
 
-    `written`: see `written_params`; `crowded`: see `may_order_some_threads`. By number of the
+    `written`: see `written_params`; `crowded`: see `may_order_only_some_threads`. By number of the
     memory instruction: `strong` (volatile or atomic), `atomic`, `scoped` (for the block alone),
     `blind` (an atomic whose result nobody reads), `compares` (compare-and-swap), `wide` (64 bits).
     `mixed`: strong ones are of 64 bits and of fewer.
     """
 
     def __init__(self, kernel: Kernel, sites: list[Instr]) -> None:
-        self.written, self.crowded = written_params(kernel), may_order_some_threads(kernel)
+        self.written, self.crowded = written_params(kernel), may_order_only_some_threads(kernel)
         self.atomic = [False, *(_is_atomic(instr) for instr in sites)]
         self.strong = [
             False, *(instr.op in ("atom", "red") or not _STRONG.isdisjoint(instr.mods)
@@ -190,7 +190,7 @@ def _symbolic_value(
     return instr.op, instr.mods, tuple(_symbolic_value(kernel, written, a) for a in instr.args[1:])
 
 
-def may_order_some_threads(kernel: Kernel) -> bool:
+def may_order_only_some_threads(kernel: Kernel) -> bool:
     """True if an instruction may order some threads of a block or grid, and not others.
 
     Barriers of whole blocks and whole warps order neighbours: who is after the lowest and the

@@ -11,7 +11,7 @@ from dataclasses import replace
 from .body import KernelBodyParser
 from .kernel_facts import loads_compared_by_cas
 from .literals import replace_known_registers
-from .reader import FunctionDeclaration, TokenReader, signature_shape
+from .reader import FunctionDeclaration, TokenReader, signature_sizes
 from .syntax import Kernel, PtxError, PtxModule
 
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
@@ -98,7 +98,7 @@ class ModuleParser(TokenReader):
         if self.skip_to("{", ";", lacking="function without body").text == "{":
             results, params = ([v.name for v in some] for some in lists)
             self.functions[name] = FunctionDeclaration(
-                results, params, self.at, signature_shape(*lists)
+                results, params, self.at, signature_sizes(*lists)
             )
             if name not in self.module.functions:
                 self.module.functions.append(name)

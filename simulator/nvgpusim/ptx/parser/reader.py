@@ -66,7 +66,7 @@ class FunctionDeclaration:
     shape: tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def signature_shape(
+def signature_sizes(
     results: list[Variable], params: list[Variable]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bytes of results and of parameters: the same for a call and a function that fits it."""

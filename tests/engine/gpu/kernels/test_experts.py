@@ -17,9 +17,9 @@ from tinygrad.device import Buffer
 from orinllm.file.ggml import KernelGgmlType, kernel_ggml_types
 from orinllm.gpu.kernels.buffers import CHUNK
 from orinllm.gpu.kernels.experts import (
-    ChosenExperts,
     ExpertGroups,
     ExpertMatrices,
+    ExpertOperands,
     Router,
     RouterOutput,
     combine_experts_launch,
@@ -148,9 +148,9 @@ class Mixture:
         choice: RouterOutput,
         tokens: int,
         groups: ExpertGroups | None = None,
-    ) -> ChosenExperts:
+    ) -> ExpertOperands:
         """The experts of so many tokens."""
-        return ChosenExperts(
+        return ExpertOperands(
             *(
                 self.gate,
                 self.up,
