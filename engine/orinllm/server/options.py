@@ -1,4 +1,4 @@
-"""What a server is started with, as dataclasses; flags and defaults: command/options.py."""
+"""Options of a server, as dataclasses; their flags and defaults are in command/options.py."""
 
 from dataclasses import dataclass
 from pathlib import Path
