@@ -19,6 +19,7 @@ from orinllm.network.layer import (
     AddPictureRows,
     Attend,
     Attention,
+    Gating,
     Layer,
     Linear,
     MixExperts,
@@ -26,7 +27,6 @@ from orinllm.network.layer import (
     QueryTemperature,
     Recurrence,
     Rope,
-    Routing,
     ScaleResidual,
     SelectiveScan,
     Step,
@@ -53,7 +53,7 @@ _EPILOGUES = {
     Activation.GPT_OSS: 5,
 }
 _HALVES = 0  # the type of Part's weights that are no packed ones
-_GATINGS = {Routing.SOFTMAX: 0, Routing.SIGMOID: 1, Routing.SOFTMAX_OF_CHOSEN: 2}
+_GATINGS = {Gating.SOFTMAX: 0, Gating.SIGMOID: 1, Gating.SOFTMAX_OF_CHOSEN: 2}
 
 _Widths = dict[str, int]
 _I64, _POINTER = ctypes.c_int64, ctypes.c_uint64

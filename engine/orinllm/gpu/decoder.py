@@ -79,9 +79,8 @@ class Decoder:
         self.graph = LaunchGraph(memory.device, tokens.launches, UNDER_WAY)
         self._begins: dict[bool, LaunchGraph] = {}  # of tokens behind a chunk; True: with drawing
         self.sequences = sequences
-        self._drawn: tuple[DeviceSampler, LaunchGraph] | None = (
-            None  # made when a slot first draws its tokens
-        )
+        # Made when a slot first draws its tokens.
+        self._drawn: tuple[DeviceSampler, LaunchGraph] | None = None
         self._mail = tokens.mail
         self._positions: Sequence[int] = [-1] * sequences  # of each slot's last token
         self._turned: Sequence[int] = [0] * sequences  # as `turn` was told last

@@ -32,7 +32,7 @@ class Activation(Enum):
     RELU_SQUARED = "relu_squared"  # of u alone: max(u, 0)^2
 
 
-class Routing(Enum):
+class Gating(Enum):
     """Weights of the chosen experts, from the router's logits."""
 
     SOFTMAX = "softmax"  # over all experts; the largest are chosen
@@ -109,7 +109,7 @@ class Experts:
     count: int
     used: int
     hidden: int
-    gating: Routing
+    gating: Gating
     normalized: bool  # the chosen weights are divided by their sum
     scale: float = 1.0  # and times this
     biased: bool = False  # the router and all matrices of the experts have biases

@@ -17,13 +17,13 @@ from orinllm.network.layer import (
     Attention,
     Experts,
     Gate,
+    Gating,
     Layer,
     Linear,
     MixExperts,
     Norm,
     Operation,
     Rope,
-    Routing,
     X,
 )
 
@@ -79,7 +79,7 @@ _BESIDE = {
 def read_experts(
     header: Header,
     hidden: int,
-    gating: Routing,
+    gating: Gating,
     normalized: bool,
     biased: bool = False,
     reads: tuple[str, ...] = (),

@@ -21,13 +21,13 @@ from orinllm.network.layer import (
     AddToResidual,
     Attend,
     Attention,
+    Gating,
     Layer,
     Linear,
     MixExperts,
     Norm,
     Operation,
     Rope,
-    Routing,
     ScaleResidual,
     X,
 )
@@ -74,7 +74,7 @@ def _feed_forward_operations(
         return dense.operations("normed", dim, lambda of, by: _norm_add_ops(of, "post_ffw_norm"))
     width = header.whole_numbers_by_layer("expert_feed_forward_length")[index]
     experts = replace(
-        read_experts(header, width, Routing.SOFTMAX, normalized=True),
+        read_experts(header, width, Gating.SOFTMAX, normalized=True),
         reads_x=True,
         scaled=f"{prefix}ffn_down_exps.scale" in header.tensors,
     )

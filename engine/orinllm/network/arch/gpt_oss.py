@@ -12,7 +12,7 @@ from orinllm.network.arch.decoder import (
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import read_rope
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Routing
+from orinllm.network.layer import Activation, Gating
 
 # Layers 0, 2, 4, ... have the window.
 _PATTERN = 2
@@ -27,7 +27,7 @@ def gpt_oss_config(header: Header) -> Config:
     base = header.positive_number("rope.freq_base_swa", base)
     near = read_rope(header, heads.head_dim, interleaved=False, base=base)
     hidden = header.whole_number("expert_feed_forward_length")
-    experts = read_experts(header, hidden, Routing.SOFTMAX_OF_CHOSEN, normalized=False, biased=True)
+    experts = read_experts(header, hidden, Gating.SOFTMAX_OF_CHOSEN, normalized=False, biased=True)
     layers = layer_attentions(heads, far, windows, near, sinks=True)
     mixed = expert_feed_forwards(header, experts, Activation.GPT_OSS)
     return decoder_config(header, LayerParts(layers, mixed, ffn_norm="post_attention_norm"))

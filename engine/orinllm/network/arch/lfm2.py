@@ -14,7 +14,7 @@ from orinllm.network.arch.decoder import (
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import read_rope
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Convolve, Linear, Routing
+from orinllm.network.layer import Activation, Convolve, Gating, Linear
 
 
 def lfm2_config(header: Header) -> Config:
@@ -33,7 +33,7 @@ def lfm2_config(header: Header) -> Config:
         first = header.whole_number("leading_dense_block_count", 0, least=0)
         hidden = header.whole_number("expert_feed_forward_length")
         reads = ("leading_dense_block_count",)
-        experts = read_experts(header, hidden, Routing.SIGMOID, normalized=True, reads=reads)
+        experts = read_experts(header, hidden, Gating.SIGMOID, normalized=True, reads=reads)
         mixed = FeedForward(Activation.SILU, experts=replace(experts, choice_bias=True))
         feed_forwards[first:] = [mixed] * len(feed_forwards[first:])
     mixers = [None if kv_heads else convolution for kv_heads in heads.kv_heads]

@@ -20,7 +20,7 @@ from orinllm.network.arch.header import Header
 from orinllm.network.arch.nemotron_h import mamba2_operations
 from orinllm.network.arch.rope import read_rope
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, QueryTemperature, Routing
+from orinllm.network.layer import Activation, Gating, QueryTemperature
 
 # In SmolLM3 every fourth layer has no positions; its file has no key for that.
 _SMOLLM3_STEP = 4
@@ -92,7 +92,7 @@ def _layer_parts(header: Header, scale: float | None = None, has_rope: bool = Tr
         is_granite = header.architecture.startswith("granite")
         reads, shared = SHARED if is_granite else (), "expert_shared_feed_forward_length"
         width = hidden.pop()
-        experts = read_experts(header, width, Routing.SOFTMAX, normalized=True, reads=reads)
+        experts = read_experts(header, width, Gating.SOFTMAX, normalized=True, reads=reads)
         wide = header.whole_number(shared, 0, least=0) if is_granite else 0
         part = FeedForward(Activation.SILU, 0, experts, wide)
         return LayerParts(layers, [part] * header.n_layers)

@@ -21,11 +21,11 @@ from orinllm.network.layer import (
     Activation,
     AddToResidual,
     Convolve,
+    Gating,
     Layer,
     Linear,
     Norm,
     Operation,
-    Routing,
     SelectiveScan,
     X,
 )
@@ -60,7 +60,7 @@ def _addition_ops(of: str, by: str | None) -> tuple[Operation, ...]:
 def _expert_feed_forward(header: Header) -> FeedForward:
     hidden = header.whole_number("expert_feed_forward_length")
     normalized = header.flag("expert_weights_norm", False)
-    experts = read_experts(header, hidden, Routing.SIGMOID, normalized, reads=SHARED)
+    experts = read_experts(header, hidden, Gating.SIGMOID, normalized, reads=SHARED)
     experts = replace(experts, choice_bias=True, gated=False)
     shared = header.whole_number("expert_shared_feed_forward_length")
     return FeedForward(Activation.RELU_SQUARED, 0, experts, shared)

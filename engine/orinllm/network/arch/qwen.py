@@ -15,7 +15,7 @@ from orinllm.network.arch.decoder import (
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import read_rope, rope_with_axes
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, AddPictureRows, Attention, Layer, Routing
+from orinllm.network.layer import Activation, AddPictureRows, Attention, Gating, Layer
 
 
 def qwen2_config(header: Header) -> Config:
@@ -37,7 +37,7 @@ def qwen3moe_config(header: Header) -> Config:
     used = header.whole_number("expert_used_count")
     default = header.whole_number("feed_forward_length", least=0) // used
     hidden = header.whole_number("expert_feed_forward_length", default)
-    experts = read_experts(header, hidden, Routing.SOFTMAX, normalized=True)
+    experts = read_experts(header, hidden, Gating.SOFTMAX, normalized=True)
     layers = _layer_attentions(header, qk_norm=True)
     return decoder_config(
         header, LayerParts(layers, expert_feed_forwards(header, experts, Activation.SILU))

@@ -23,7 +23,7 @@ from orinllm.network.arch.decoder import (
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import read_rope, rope_with_axes
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Convolve, GatedDeltaNet, Linear, Operation, Routing
+from orinllm.network.layer import Activation, Convolve, GatedDeltaNet, Gating, Linear, Operation
 
 # Every fourth layer has attention, where the file does not say which.
 _INTERVAL = 4
@@ -114,5 +114,5 @@ def _expert_feed_forwards(header: Header) -> list[FeedForward]:
         "expert_feed_forward_length", width // header.whole_number("expert_used_count")
     )
     shared = header.whole_number("expert_shared_feed_forward_length", width)
-    experts = read_experts(header, hidden, Routing.SOFTMAX, normalized=True, reads=SHARED)
+    experts = read_experts(header, hidden, Gating.SOFTMAX, normalized=True, reads=SHARED)
     return [FeedForward(Activation.SILU, 0, experts, shared, shared_gate=True)] * header.n_layers

@@ -33,7 +33,7 @@ from orinllm.gpu.kernels.experts import (
 )
 from orinllm.gpu.kernels.rows import NormWeights
 from orinllm.gpu.launch import LaunchGraph
-from orinllm.network.layer import Activation, Experts, Routing
+from orinllm.network.layer import Activation, Experts, Gating
 
 pytestmark = pytest.mark.usefixtures("emulation")
 EPS = 1e-5
@@ -64,14 +64,14 @@ def chosen(logits: Array, experts: Experts, choice: Array | None = None) -> tupl
     """Ids and weights of each token's experts in float64, best first."""
     e = np.exp(logits - logits.max(-1, keepdims=True))
     p = {
-        Routing.SOFTMAX: e / e.sum(-1, keepdims=True),
-        Routing.SIGMOID: 1 / (1 + np.exp(-logits)),
-        Routing.SOFTMAX_OF_CHOSEN: logits,
+        Gating.SOFTMAX: e / e.sum(-1, keepdims=True),
+        Gating.SIGMOID: 1 / (1 + np.exp(-logits)),
+        Gating.SOFTMAX_OF_CHOSEN: logits,
     }[experts.gating]
     score = p if choice is None else p + choice
     ids = np.argsort(-score, axis=-1, kind="stable")[..., : experts.used]
     weights = np.take_along_axis(p, ids, -1)
-    if experts.gating is Routing.SOFTMAX_OF_CHOSEN:
+    if experts.gating is Gating.SOFTMAX_OF_CHOSEN:
         weights = np.exp(weights - weights.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
     if experts.normalized:
@@ -80,12 +80,12 @@ def chosen(logits: Array, experts: Experts, choice: Array | None = None) -> tupl
 
 
 MIXTURES = [
-    Experts(128, 8, 48, Routing.SOFTMAX, normalized=True),
-    Experts(8, 2, 48, Routing.SOFTMAX, normalized=True, scale=1.5),
-    Experts(64, 6, 48, Routing.SOFTMAX, normalized=False),
-    Experts(32, 4, 48, Routing.SOFTMAX_OF_CHOSEN, normalized=False),
-    Experts(37, 5, 48, Routing.SIGMOID, normalized=True, scale=2.5),
-    Experts(3, 3, 48, Routing.SIGMOID, normalized=False),
+    Experts(128, 8, 48, Gating.SOFTMAX, normalized=True),
+    Experts(8, 2, 48, Gating.SOFTMAX, normalized=True, scale=1.5),
+    Experts(64, 6, 48, Gating.SOFTMAX, normalized=False),
+    Experts(32, 4, 48, Gating.SOFTMAX_OF_CHOSEN, normalized=False),
+    Experts(37, 5, 48, Gating.SIGMOID, normalized=True, scale=2.5),
+    Experts(3, 3, 48, Gating.SIGMOID, normalized=False),
 ]
 
 
@@ -119,7 +119,7 @@ def test_router_of_equals_and_of_no_numbers(
     count: int, packed: bool, value: float, ids: list[int], weight: float
 ) -> None:
     """It takes the lower of equals, of packed rows too; of no numbers experts that exist."""
-    experts, dim = Experts(count, len(ids), 48, Routing.SOFTMAX, normalized=True), 64
+    experts, dim = Experts(count, len(ids), 48, Gating.SOFTMAX, normalized=True), 64
     rows = np.ones((count, dim), np.float32)
     kind = BY_NAME["Q8_0"] if packed else None
     w = buffer(quants.quantize(rows, GGMLQuantizationType.Q8_0) if packed else rows)
@@ -250,24 +250,24 @@ def int8(x: Array) -> Array:
 
 
 CASES = [
-    (Experts(128, 8, 96, Routing.SOFTMAX, True), Shape(("Q8_0", "Q5_0"), 64, False, False)),
-    (Experts(8, 2, 256, Routing.SOFTMAX, True), Shape(("Q6_K", "Q6_K"), 256, False, False)),
-    (Experts(4, 4, 64, Routing.SIGMOID, True, 2.5), Shape(("Q4_0", "Q8_0"), 96, False, True)),
+    (Experts(128, 8, 96, Gating.SOFTMAX, True), Shape(("Q8_0", "Q5_0"), 64, False, False)),
+    (Experts(8, 2, 256, Gating.SOFTMAX, True), Shape(("Q6_K", "Q6_K"), 256, False, False)),
+    (Experts(4, 4, 64, Gating.SIGMOID, True, 2.5), Shape(("Q4_0", "Q8_0"), 96, False, True)),
     (
-        Experts(32, 4, 160, Routing.SOFTMAX_OF_CHOSEN, False),
+        Experts(32, 4, 160, Gating.SOFTMAX_OF_CHOSEN, False),
         Shape(("MXFP4", "MXFP4"), 96, True, False, Activation.GPT_OSS),
     ),
     (
-        Experts(3, 1, 1056, Routing.SOFTMAX_OF_CHOSEN, False),
+        Experts(3, 1, 1056, Gating.SOFTMAX_OF_CHOSEN, False),
         Shape(("MXFP4", "Q8_0"), 1088, True, True, Activation.GPT_OSS),
     ),
 ]
 # Columns of whole units of 64, as the tensor cores take them; one and a half steps of 128.
 CHUNK_CASES = [
-    (Experts(12, 4, 64, Routing.SOFTMAX, True), Shape(("Q8_0", "Q5_0"), 192, False, False)),
-    (Experts(8, 2, 256, Routing.SOFTMAX, True), Shape(("Q6_K", "Q6_K"), 256, False, False)),
+    (Experts(12, 4, 64, Gating.SOFTMAX, True), Shape(("Q8_0", "Q5_0"), 192, False, False)),
+    (Experts(8, 2, 256, Gating.SOFTMAX, True), Shape(("Q6_K", "Q6_K"), 256, False, False)),
     (
-        Experts(32, 4, 192, Routing.SOFTMAX_OF_CHOSEN, False),
+        Experts(32, 4, 192, Gating.SOFTMAX_OF_CHOSEN, False),
         Shape(("MXFP4", "MXFP4"), 64, True, True, Activation.GPT_OSS),
     ),
 ]
@@ -329,7 +329,7 @@ def padded(values: Array) -> Array:
 @pytest.mark.parametrize("tokens", [1, 37, 512])
 @pytest.mark.parametrize(("count", "used"), [(128, 8), (8, 2), (3, 1), (1000, 4)])
 def test_groups(count: int, used: int, tokens: int, rng: np.random.Generator) -> None:
-    experts = Experts(count, used, 32, Routing.SOFTMAX, True)
+    experts = Experts(count, used, 32, Gating.SOFTMAX, True)
     ids = np.stack([rng.permutation(count)[:used] for _ in range(tokens)]).astype(np.int32)
     ids[:, 0] = np.where((ids == 2).any(axis=1), ids[:, 0], 2)  # one has all tokens
     choice = RouterOutput(*[buffer(padded(ids))] * 4)
@@ -402,7 +402,7 @@ def test_router_of_a_chunk(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("tokens", [3, 6])
 def test_idle_sequences_have_no_experts(tokens: int, rng: np.random.Generator) -> None:
     """They are in no group, and nothing of an expert is read or written for them."""
-    experts, dim = Experts(8, 2, 256, Routing.SOFTMAX, normalized=True), 256
+    experts, dim = Experts(8, 2, 256, Gating.SOFTMAX, normalized=True), 256
     x, norm, w = floats(rng, tokens, dim), floats(rng, dim), floats(rng, experts.count, dim)
     router = Router(buffer(w), None, NormWeights(buffer(norm), EPS), experts)
     positions = np.array([[4, -1, 0], [-1, 9, -1]], np.int32).reshape(-1)[:tokens]
