@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 #: Chosen in Grafana, so that one dashboard serves any Prometheus and any number of boards.
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 INSTANCE = 'instance=~"$instance", host=~"$host"'
+CHOSEN = f"{{{INSTANCE}}}"
 #: Ends a legend: of two machines, each series says which it is from.
 ONE = "{{instance}}"
 #: A row of a benchmark.
@@ -94,7 +95,7 @@ class Panel:
             },
         ]
 
-    def json(self, number: int, x: int, y: int) -> dict[str, Any]:
+    def json_object(self, number: int, x: int, y: int) -> dict[str, Any]:
         """The panel at its place in the grid."""
         instant = self.kind == "table"
         return {
@@ -154,9 +155,9 @@ class Dashboard:
     span: str = "now-30m"
     tags: Sequence[str] = field(default=("tinygrad-orin",))
 
-    def json(self) -> dict[str, Any]:
-        """The dashboard as Grafana provisions it."""
-        return {
+    def json_text(self) -> str:
+        """The content of the file that Grafana provisions it from."""
+        content = {
             "uid": self.uid,
             "title": self.title,
             "tags": list(self.tags),
@@ -176,17 +177,18 @@ class Dashboard:
             },
             "panels": list(self._panels_on_grid()),
         }
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def _panels_on_grid(self) -> Iterator[dict[str, Any]]:
         x = y = height = 0
         for number, panel in enumerate(self.panels, 1):
             if x + panel.width > WIDTH:
                 x, y, height = 0, y + height, 0
-            yield panel.json(number, x, y)
+            yield panel.json_object(number, x, y)
             x, height = x + panel.width, max(height, panel.height)
 
 
-def stat(title: str, unit: str, query: str, **more: Any) -> Panel:
+def stat_panel(title: str, unit: str, query: str, **more: Any) -> Panel:
     """One number a machine."""
     return Panel(title, unit, [(query, ONE)], kind="stat", width=4, height=4, **more)
 
@@ -196,29 +198,29 @@ BOARD = Dashboard(
     "Jetson board",
     "jetson_scrape_source_success",
     [
-        stat("Module power", "watt", f"jetson_module_power_watts{{{INSTANCE}}}"),
-        stat("GPU load", "percentunit", f"jetson_gpu_load_ratio{{{INSTANCE}}}", limits=(0, 1)),
-        stat("GPU clock", "hertz", f"jetson_gpu_frequency_hertz{{{INSTANCE}}}"),
-        stat(
+        stat_panel("Module power", "watt", f"jetson_module_power_watts{CHOSEN}"),
+        stat_panel("GPU load", "percentunit", f"jetson_gpu_load_ratio{CHOSEN}", limits=(0, 1)),
+        stat_panel("GPU clock", "hertz", f"jetson_gpu_frequency_hertz{CHOSEN}"),
+        stat_panel(
             "Below the thermal trip",
             "celsius",
-            f"instance:jetson_thermal_headroom_celsius:min{{{INSTANCE}}}",
+            f"instance:jetson_thermal_headroom_celsius:min{CHOSEN}",
             # As the alert JetsonNearThermalTrip.
             thresholds=[(None, BAD), (5, INK)],
         ),
-        stat(
+        stat_panel(
             "Throttle events, 5 min",
             "none",
-            f"sum by (instance) (reason:jetson_throttle_events:increase5m{{{INSTANCE}}})",
+            f"sum by (instance) (reason:jetson_throttle_events:increase5m{CHOSEN})",
             thresholds=[(None, INK), (1, BAD)],
         ),
-        stat("Multiprocessors on", "none", f"jetson_gpu_multiprocessors{{{INSTANCE}}}"),
+        stat_panel("Multiprocessors on", "none", f"jetson_gpu_multiprocessors{CHOSEN}"),
         Panel(
             "Power by rail",
             "watt",
             [
-                (f"jetson_rail_power_watts{{{INSTANCE}}}", f"{{{{rail}}}} {ONE}"),
-                (f"jetson_module_power_watts{{{INSTANCE}}}", f"module {ONE}"),
+                (f"jetson_rail_power_watts{CHOSEN}", f"{{{{rail}}}} {ONE}"),
+                (f"jetson_module_power_watts{CHOSEN}", f"module {ONE}"),
             ],
             width=12,
             colours=PARTS,
@@ -228,7 +230,7 @@ BOARD = Dashboard(
             "Temperature",
             "celsius",
             [
-                (f"jetson_temperature_celsius{{{INSTANCE}}}", f"{{{{zone}}}} {ONE}"),
+                (f"jetson_temperature_celsius{CHOSEN}", f"{{{{zone}}}} {ONE}"),
                 (
                     "min by (instance) "
                     f'(jetson_temperature_trip_celsius{{{INSTANCE}, type="passive"}})',
@@ -242,22 +244,22 @@ BOARD = Dashboard(
         Panel(
             "GPU load",
             "percentunit",
-            [(f"jetson_gpu_load_ratio{{{INSTANCE}}}", f"load of GPU {{{{gpu}}}} {ONE}")],
+            [(f"jetson_gpu_load_ratio{CHOSEN}", f"load of GPU {{{{gpu}}}} {ONE}")],
             limits=(0, 1),
         ),
         Panel(
             "GPU clock",
             "hertz",
             [
-                (f"jetson_gpu_frequency_hertz{{{INSTANCE}}}", f"clock {ONE}"),
-                (f"jetson_gpu_max_frequency_hertz{{{INSTANCE}}}", f"may reach {ONE}"),
+                (f"jetson_gpu_frequency_hertz{CHOSEN}", f"clock {ONE}"),
+                (f"jetson_gpu_max_frequency_hertz{CHOSEN}", f"may reach {ONE}"),
             ],
             colours={"may": MUTED},
         ),
         Panel(
             "Throttle events a second",
             "none",
-            [(f"rate(jetson_throttle_events_total{{{INSTANCE}}}[1m])", f"{{{{reason}}}} {ONE}")],
+            [(f"rate(jetson_throttle_events_total{CHOSEN}[1m])", f"{{{{reason}}}} {ONE}")],
             colours={"average": YELLOW, "instantaneous": ORANGE, "under": BAD},
         ),
         Panel(
@@ -276,7 +278,7 @@ BOARD = Dashboard(
         Panel(
             "Mean power from energy",
             "watt",
-            [(f"rail:jetson_power_watts:rate1m{{{INSTANCE}}}", f"{{{{rail}}}} {ONE}")],
+            [(f"rail:jetson_power_watts:rate1m{CHOSEN}", f"{{{{rail}}}} {ONE}")],
             width=12,
             colours=PARTS,
         ),
@@ -284,9 +286,9 @@ BOARD = Dashboard(
             "GPU memory",
             "bytes",
             [
-                (f"jetson_nvmap_memory_bytes{{{INSTANCE}}}", f"allocated {ONE}"),
+                (f"jetson_nvmap_memory_bytes{CHOSEN}", f"allocated {ONE}"),
                 (
-                    f"jetson_memory_largest_free_block_bytes{{{INSTANCE}}}",
+                    f"jetson_memory_largest_free_block_bytes{CHOSEN}",
                     f"largest free block {ONE}",
                 ),
             ],
@@ -296,25 +298,25 @@ BOARD = Dashboard(
         Panel(
             "Fan",
             "rotrpm",
-            [(f"jetson_fan_speed_rpm{{{INSTANCE}}}", f"{{{{fan}}}} {ONE}")],
+            [(f"jetson_fan_speed_rpm{CHOSEN}", f"{{{{fan}}}} {ONE}")],
         ),
         Panel(
             "Power mode",
             "none",
-            [(f"jetson_power_mode_info{{{INSTANCE}}}", "")],
+            [(f"jetson_power_mode_info{CHOSEN}", "")],
             kind="table",
             columns={"instance": "board", "id": "number", "name": "mode"},
         ),
         Panel(
             "Clocks pinned",
             "bool_yes_no",
-            [(f"jetson_clocks_pinned{{{INSTANCE}}}", f"{{{{domain}}}} {ONE}")],
+            [(f"jetson_clocks_pinned{CHOSEN}", f"{{{{domain}}}} {ONE}")],
             kind="stat",
         ),
         Panel(
             "Sources",
             "bool_yes_no",
-            [(f"jetson_scrape_source_success{{{INSTANCE}}}", f"{{{{source}}}} {ONE}")],
+            [(f"jetson_scrape_source_success{CHOSEN}", f"{{{{source}}}} {ONE}")],
             kind="stat",
             width=WIDTH,
             height=5,
@@ -331,12 +333,12 @@ LLM = Dashboard(
     "LLM server",
     "llm:requests_running",
     [
-        stat("Tokens a second", "tok/s", f"llm:generated_tokens:rate1m{{{INSTANCE}}}"),
-        stat("Joules a token", "joule", JOULES),
-        stat("Under way", "none", f"llm:requests_running{{{INSTANCE}}}"),
-        stat("Waiting", "none", f"llm:requests_waiting{{{INSTANCE}}}"),
-        stat("First token, median", "s", f"llm:time_to_first_token_seconds:p50_5m{{{INSTANCE}}}"),
-        stat("First token, 95 %", "s", f"llm:time_to_first_token_seconds:p95_5m{{{INSTANCE}}}"),
+        stat_panel("Tokens a second", "tok/s", f"llm:generated_tokens:rate1m{CHOSEN}"),
+        stat_panel("Joules a token", "joule", JOULES),
+        stat_panel("Under way", "none", f"llm:requests_running{CHOSEN}"),
+        stat_panel("Waiting", "none", f"llm:requests_waiting{CHOSEN}"),
+        stat_panel("First token, median", "s", f"llm:time_to_first_token_seconds:p50_5m{CHOSEN}"),
+        stat_panel("First token, 95 %", "s", f"llm:time_to_first_token_seconds:p95_5m{CHOSEN}"),
         Panel(
             "Joules a token",
             "joule",
@@ -347,7 +349,7 @@ LLM = Dashboard(
         Panel(
             "Joules a token, by phase",
             "joule",
-            [(f"phase:llm_joules_per_token:rate5m{{{INSTANCE}}}", f"{{{{phase}}}} {ONE}")],
+            [(f"phase:llm_joules_per_token:rate5m{CHOSEN}", f"{{{{phase}}}} {ONE}")],
             width=12,
             description="The server's own meter, without idle time and cached tokens.",
         ),
@@ -355,8 +357,8 @@ LLM = Dashboard(
             "Tokens a second",
             "tok/s",
             [
-                (f"llm:generated_tokens:rate1m{{{INSTANCE}}}", f"generated {ONE}"),
-                (f"llm:prompt_tokens:rate1m{{{INSTANCE}}}", f"prompt {ONE}"),
+                (f"llm:generated_tokens:rate1m{CHOSEN}", f"generated {ONE}"),
+                (f"llm:prompt_tokens:rate1m{CHOSEN}", f"prompt {ONE}"),
             ],
             colours={"prompt": ORANGE},
             width=12,
@@ -365,8 +367,8 @@ LLM = Dashboard(
             "Requests",
             "none",
             [
-                (f"llm:requests_running{{{INSTANCE}}}", f"under way {ONE}"),
-                (f"llm:requests_waiting{{{INSTANCE}}}", f"waiting {ONE}"),
+                (f"llm:requests_running{CHOSEN}", f"under way {ONE}"),
+                (f"llm:requests_waiting{CHOSEN}", f"waiting {ONE}"),
             ],
             colours={"waiting": ORANGE},
         ),
@@ -374,8 +376,8 @@ LLM = Dashboard(
             "Time to first token",
             "s",
             [
-                (f"llm:time_to_first_token_seconds:p50_5m{{{INSTANCE}}}", f"median {ONE}"),
-                (f"llm:time_to_first_token_seconds:p95_5m{{{INSTANCE}}}", f"95 % {ONE}"),
+                (f"llm:time_to_first_token_seconds:p50_5m{CHOSEN}", f"median {ONE}"),
+                (f"llm:time_to_first_token_seconds:p95_5m{CHOSEN}", f"95 % {ONE}"),
             ],
             colours={"95": ORANGE},
         ),
@@ -393,7 +395,7 @@ HISTORY = Dashboard(
         Panel(
             "Throughput",
             "tok/s",
-            [(f"orinbench_tokens_per_second{{{INSTANCE}}}", ROW)],
+            [(f"orinbench_tokens_per_second{CHOSEN}", ROW)],
             width=12,
             colours=BACKENDS,
             mode="shades",
@@ -403,9 +405,9 @@ HISTORY = Dashboard(
             "Energy of a token",
             "joule",
             [
-                (f"orinbench_joules_per_token{{{INSTANCE}}}", ROW),
+                (f"orinbench_joules_per_token{CHOSEN}", ROW),
                 (
-                    f"run:orinbench_joules_per_token:last{{{INSTANCE}}}",
+                    f"run:orinbench_joules_per_token:last{CHOSEN}",
                     f"{{{{backend}}}} {{{{test}}}} last region {ONE}",
                 ),
             ],
@@ -416,7 +418,7 @@ HISTORY = Dashboard(
         Panel(
             "Share of the roofline",
             "percent",
-            [(f"orinbench_roofline_percent{{{INSTANCE}}}", ROW)],
+            [(f"orinbench_roofline_percent{CHOSEN}", ROW)],
             limits=(0, 100),
             colours=BACKENDS,
             mode="shades",
@@ -424,27 +426,27 @@ HISTORY = Dashboard(
         Panel(
             "Time to first token",
             "s",
-            [(f"orinbench_ttft_seconds{{{INSTANCE}}}", ROW)],
+            [(f"orinbench_ttft_seconds{CHOSEN}", ROW)],
             colours=BACKENDS,
             mode="shades",
         ),
         Panel(
             "Tokens a joule",
             "none",
-            [(f"orinbench_tokens_per_joule{{{INSTANCE}}}", ROW)],
+            [(f"orinbench_tokens_per_joule{CHOSEN}", ROW)],
             colours=BACKENDS,
             mode="shades",
         ),
         Panel(
             "Age of the figures",
             "s",
-            [(f"time() - orinbench_written_seconds{{{INSTANCE}}}", "{{instance}}")],
+            [(f"time() - orinbench_written_seconds{CHOSEN}", "{{instance}}")],
             kind="stat",
         ),
         Panel(
             "Newest figures",
             "none",
-            [(f"orinbench_tokens_per_second{{{INSTANCE}}}", "")],
+            [(f"orinbench_tokens_per_second{CHOSEN}", "")],
             kind="table",
             width=16,
             columns={
@@ -463,11 +465,6 @@ HISTORY = Dashboard(
 DASHBOARDS = {"board.json": BOARD, "llm.json": LLM, "history.json": HISTORY}
 
 
-def json_text(dashboard: Dashboard) -> str:
-    """The file's content."""
-    return json.dumps(dashboard.json(), indent=1, ensure_ascii=False) + "\n"
-
-
 def main(arguments: Sequence[str]) -> int:
     """Write or check; returns the exit code."""
     if arguments not in ([], ["--check"]):
@@ -476,13 +473,13 @@ def main(arguments: Sequence[str]) -> int:
     stale = [
         name
         for name, dashboard in DASHBOARDS.items()
-        if not (HERE / name).exists() or (HERE / name).read_text() != json_text(dashboard)
+        if not (HERE / name).exists() or (HERE / name).read_text() != dashboard.json_text()
     ]
     if arguments and stale:
         print(f"build.py: stale: {', '.join(stale)}; run {sys.argv[0]}", file=sys.stderr)
         return 1
     for name in stale:
-        (HERE / name).write_text(json_text(DASHBOARDS[name]))
+        (HERE / name).write_text(DASHBOARDS[name].json_text())
     return 0
 
 

@@ -47,7 +47,7 @@ class BoardState:
         return {zone.name: zone.celsius for zone in zones if zone.celsius is not None}
 
     @property
-    def hottest_celsius(self) -> float | None:
+    def junction_or_hottest_celsius(self) -> float | None:
         """The junction, or the hottest zone where no zone is called so."""
         temperatures = self.celsius_by_zone
         return temperatures.get(JUNCTION, max(temperatures.values(), default=None))
@@ -66,12 +66,12 @@ class BoardState:
             if cooling.ratio > 0 and cooling.name.endswith(ALERTS)
         )
 
-    def throttle_events_since(self, before: "BoardState") -> dict[str, int]:
+    def throttles_by_reason_since(self, before: "BoardState") -> dict[str, int]:
         """Events by reason between two states; none of a counter that went back."""
         counts = {throttle.event: throttle for throttle in before.readings.throttles}
         events = {}
         for throttle in self.readings.throttles:
-            grown = count_throttle_events(counts.get(throttle.event), throttle)
+            grown = throttle_events_between(counts.get(throttle.event), throttle)
             if grown:
                 events[throttle.reason] = grown
         return events
@@ -90,7 +90,7 @@ class BoardState:
         return record
 
 
-def count_throttle_events(before: ThrottleCounter | None, after: ThrottleCounter) -> int:
+def throttle_events_between(before: ThrottleCounter | None, after: ThrottleCounter) -> int:
     """Events from one reading to the next.
 
     A counter that went back was set anew, by a reboot, a suspend or a new driver. It then begins
@@ -101,7 +101,7 @@ def count_throttle_events(before: ThrottleCounter | None, after: ThrottleCounter
     return max(after.count - before.count, 0)
 
 
-def read_state(roots: Roots | None = None, call: nvgpu.Ioctl = nvgpu.ioctl) -> BoardState:
+def read_state(roots: Roots | None = None, call: nvgpu.Ioctl = nvgpu.call_ioctl) -> BoardState:
     """Read everything that this user may see, once. Never raises, never waits above the budget."""
     roots = roots or Roots()
     with BoardReader(roots, SOURCES) as board:

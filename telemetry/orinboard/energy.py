@@ -19,7 +19,14 @@ from typing import Self
 from orinboard.files import Roots
 from orinboard.meter import Energy, EnergyMeter, Sample, samples_between
 from orinboard.sampler_health import SamplerHealth
-from orinboard.sampling import GAP_PERIODS, GAP_SECONDS, PowerSampling, Reader, SamplingStatus
+from orinboard.sampling import (
+    GAP_PERIODS,
+    GAP_SECONDS,
+    PowerSampling,
+    Reader,
+    SamplingStatus,
+    boottime_seconds,
+)
 from orinboard.sensors.fast_rails import ChipAveraging
 
 #: Samples a second of an exporter, which measures for hours, and around a benchmark of seconds.
@@ -35,11 +42,6 @@ EDGE_TOLERANCE = 0.01
 #: A sampler whose counters have stood still for so many seconds is ill; a slow one for as many of
 #: its longest gaps.
 STALE_SECONDS, STALE_GAPS = 10.0, 2
-
-
-def boottime_seconds() -> float:
-    """Seconds of CLOCK_BOOTTIME."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class EnergySampler:
@@ -91,7 +93,7 @@ class EnergySampler:
         if self._own is None:
             self._start_process()
         self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._receive_samples, name="energy", daemon=True)
+        self._thread = threading.Thread(target=self._sample_or_receive, name="energy", daemon=True)
         self._thread.start()
         self._first.wait(FIRST_SECONDS)
         self._fetch_samples()
@@ -224,7 +226,7 @@ class EnergySampler:
             return SamplerHealth(alive, now - self._looked, still, patience, errors)
 
     @property
-    def read_seconds(self) -> float:
+    def smoothed_read_seconds(self) -> float:
         """Seconds that one sample takes, smoothed."""
         return self._status.read_seconds
 
@@ -234,7 +236,7 @@ class EnergySampler:
         self._fetch_samples()
         return self._meter.last
 
-    def _receive_samples(self) -> None:
+    def _sample_or_receive(self) -> None:
         if self._process is None:
             sampling = PowerSampling(self._roots, self._hertz, rails=self._rails, readers=self._own)
             sampling.sample_until_stopped(self._stop.wait, self._add_sample)

@@ -65,7 +65,7 @@ class Roots:
         base = os.fspath(directory)
         return cls(*(os.path.join(base, name) for name in ("sys", "proc", "etc", "var", "dev")))
 
-    def locate(self, path: str) -> str:
+    def path_on_disk(self, path: str) -> str:
         """The real path of `path`, whose first component names a root."""
         root, _, rest = path.partition("/")
         base: str = getattr(self, root)
@@ -83,12 +83,12 @@ class FileReader:
         self.errors: list[str] = []
         self._trace = trace
 
-    def raw(self, path: str) -> bytes:
+    def read_bytes(self, path: str) -> bytes:
         """The file's bytes; raises OSError, BlockingIOError where the value is behind a gate.
 
         `os.read`, not `open().read()`: the latter turns EAGAIN into a TypeError.
         """
-        fd = os.open(self.roots.locate(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(self.roots.path_on_disk(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             data = os.read(fd, 65536)
             # A sysfs attribute comes in one piece (a page at most), procfs in several.
@@ -108,9 +108,9 @@ class FileReader:
     def text(self, path: str) -> str | None:
         """The file's text without white space and NULs around it; None if absent or failed."""
         try:
-            return self.raw(path).decode(errors="replace").strip("\0 \t\r\n")
+            return self.read_bytes(path).decode(errors="replace").strip("\0 \t\r\n")
         except OSError as error:
-            self.count_error(error)
+            self.note_error_unless_absent(error)
             return None
 
     def number(self, path: str, most: int | None = None) -> int | None:
@@ -124,10 +124,10 @@ class FileReader:
         try:
             value = parse_integer(text)
         except ValueError:
-            self.count_garbage()
+            self.note_garbage()
             return None
         if most is not None and abs(value) > most:
-            self.count_garbage()
+            self.note_garbage()
             return None
         return value
 
@@ -135,33 +135,33 @@ class FileReader:
         """As `number`, of what cannot be below zero: a clock, a load, a count."""
         value = self.number(path, most)
         if value is not None and value < 0:
-            self.count_garbage()
+            self.note_garbage()
             return None
         return value
 
     def entries(self, path: str) -> list[str]:
         """Names in a directory, in order; empty if absent or failed."""
         try:
-            return sorted(os.listdir(self.roots.locate(path)))
+            return sorted(os.listdir(self.roots.path_on_disk(path)))
         except OSError as error:
-            self.count_error(error)
+            self.note_error_unless_absent(error)
             return []
 
-    def link_target(self, path: str) -> str | None:
+    def link_target_name(self, path: str) -> str | None:
         """The last component of a symbolic link's target; None if absent or no link."""
         try:
-            name = os.path.basename(os.readlink(self.roots.locate(path)))
+            name = os.path.basename(os.readlink(self.roots.path_on_disk(path)))
         except OSError:
             return None
         if self._trace is not None:
             self._trace[path] = SymbolicLink(name)
         return name
 
-    def count_error(self, error: OSError) -> None:
+    def note_error_unless_absent(self, error: OSError) -> None:
         """Count `error`, unless it says that the board has no such thing."""
         if error.errno not in ABSENT:
             self.errors.append(errno.errorcode.get(error.errno or 0, "EIO"))
 
-    def count_garbage(self) -> None:
+    def note_garbage(self) -> None:
         """Count a file that did not hold what it should."""
         self.errors.append(GARBAGE)

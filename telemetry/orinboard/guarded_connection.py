@@ -60,9 +60,9 @@ class GuardedConnection(H11Protocol):
     def _restart_deadline(self) -> None:
         if hasattr(self, "_deadline"):
             self._deadline.cancel()
-        self._deadline = self.loop.call_later(self.patience, self._on_deadline)
+        self._deadline = self.loop.call_later(self.patience, self._abort_unless_busy)
 
-    def _on_deadline(self) -> None:
+    def _abort_unless_busy(self) -> None:
         # An answer that is still being made is our delay, and not the client's.
         if self.is_busy:
             self._restart_deadline()

@@ -107,7 +107,7 @@ class ErrorEstimate:
     _held: float = 0.0
     _shown: dict[tuple[str, float | None], float] = field(default_factory=dict)
 
-    def add_step(self, elapsed: float, difference: float, cycle: float, blur: float) -> None:
+    def add_interval(self, elapsed: float, difference: float, cycle: float, blur: float) -> None:
         """Two samples so many seconds apart, their sums so many watts."""
         if cycle:
             self._held += elapsed
@@ -197,7 +197,7 @@ class EnergyMeter:
             return False
         elapsed = sample.seconds - before.seconds
         self.seconds += elapsed
-        return self._add_to_total(old, drawn, rails, elapsed)
+        return self._add_to_total_or_gaps(old, drawn, rails, elapsed)
 
     def _rail_joules(
         self, before: Sample, first: Rail, sample: Sample, second: Rail, counts: bool
@@ -208,7 +208,7 @@ class EnergyMeter:
         most = self.max_gap if counts else OTHER_GAPS * self.max_gap
         return joules_between(first, second, elapsed, slept or sample.hung or elapsed > most)
 
-    def _add_to_total(
+    def _add_to_total_or_gaps(
         self,
         old: dict[str, tuple[Sample, Rail]],
         drawn: dict[str, float | None],
@@ -241,13 +241,8 @@ class EnergyMeter:
         cycle = blur if elapsed < blur else 0.0
         if any(rails[n].chip == "ina238" for n in self.within.rails):
             cycle = INA238_SECONDS
-        self.spread.add_step(elapsed, difference if powers else 0.0, cycle, blur)
+        self.spread.add_interval(elapsed, difference if powers else 0.0, cycle, blur)
         return True
-
-    @property
-    def half_width(self) -> float | None:
-        """See `Energy.half_width`."""
-        return self.spread.half_width
 
     def energy(self) -> Energy:
         """Energy taken until now."""
@@ -261,7 +256,7 @@ class EnergyMeter:
             self.gap_seconds,
             self.samples,
             self.within.words,
-            self.half_width,
+            self.spread.half_width,
         )
 
     def joules_by_rail(self) -> dict[str, float]:

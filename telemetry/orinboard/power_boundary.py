@@ -95,7 +95,7 @@ def _cached_boundary(
     return None
 
 
-def check_rail_choice(choice: Sequence[str], rails: Sequence[Rail]) -> None:
+def require_known_rails(choice: Sequence[str], rails: Sequence[Rail]) -> None:
     """Raises ValueError, with the names that there are, if one of `choice` is no rail's."""
     keys = unique_rail_keys(rails)
     for name in choice:

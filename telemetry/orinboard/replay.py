@@ -49,7 +49,7 @@ class Frame:
     changes: Changes
 
 
-def checked_failure(failure: FailingFile) -> FailingFile:
+def require_playable_failure(failure: FailingFile) -> FailingFile:
     """`failure` if a real file can answer so; raises RecordingError."""
     if failure.errno != GATED:
         raise RecordingError(f"only {GATED} can be played, not {failure.errno}")
@@ -88,14 +88,14 @@ class TreeOnDisk:
         self.apply_changes({path: None for path in self.tree if path not in tree} | dict(tree))
 
     def _write_node(self, path: str, node: Node) -> None:
-        target = self.roots.locate(path)
+        target = self.roots.path_on_disk(path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if isinstance(node, SymbolicLink):
             device = os.path.join(self.path, "devices", node.name)
             os.makedirs(device, exist_ok=True)
             os.symlink(device, target)
         elif isinstance(node, FailingFile):
-            checked_failure(node)
+            require_playable_failure(node)
             os.mkfifo(target)
             self._writers[path] = os.open(target, os.O_RDWR | os.O_NONBLOCK)
         else:
@@ -105,7 +105,7 @@ class TreeOnDisk:
 
     def _remove_node(self, path: str) -> None:
         if self.tree.pop(path, None) is not None:
-            os.unlink(self.roots.locate(path))
+            os.unlink(self.roots.path_on_disk(path))
         if path in self._writers:
             os.close(self._writers.pop(path))
 
@@ -167,7 +167,7 @@ class RecordingPlayer:
             self._stop.wait(self._hold)
 
 
-def node_to_json(node: Node | None) -> object:
+def node_to_json_value(node: Node | None) -> object:
     """A node as JSON: its text, or what stands for a link or an error."""
     if isinstance(node, SymbolicLink):
         return {"link": node.name}
@@ -176,19 +176,19 @@ def node_to_json(node: Node | None) -> object:
     return node
 
 
-def node_from_json(value: object) -> Node | None:
-    """The reverse of `node_to_json`; raises ValueError."""
+def node_from_json_value(value: object) -> Node | None:
+    """The reverse of `node_to_json_value`; raises ValueError."""
     match value:
         case None | str():
             return value
         case {"link": str(name)} if "/" not in name and name not in ("", ".", ".."):
             return SymbolicLink(name)
         case {"errno": str(name)}:
-            return checked_failure(FailingFile(name))
+            return require_playable_failure(FailingFile(name))
     raise ValueError(f"{value!r} is no file")
 
 
-def path_inside_roots(path: object) -> str:
+def require_path_inside_roots(path: object) -> str:
     """`path` if it stays inside the roots; raises ValueError."""
     if not isinstance(path, str) or not re.match(r"(sys|proc|etc|var|dev)/", path):
         raise ValueError(f"{path!r} is in none of sys/, proc/, etc/, var/, dev/")
@@ -197,7 +197,7 @@ def path_inside_roots(path: object) -> str:
     return path
 
 
-def check_no_file_is_a_folder(paths: Iterable[str], files: Collection[str]) -> None:
+def refuse_path_below_file(paths: Iterable[str], files: Collection[str]) -> None:
     """Raises ValueError if one of `paths` lies below one of `files`."""
     for path in paths:
         parts = path.split("/")
@@ -219,11 +219,12 @@ def load_recording(directory: Path) -> list[Frame]:
         try:
             data = json.loads(line)
             if number == 1:
-                check_header(data)
+                require_playable_header(data)
                 continue
-            changes = {path_inside_roots(k): node_from_json(v) for k, v in data["files"].items()}
+            items = data["files"].items()
+            changes = {require_path_inside_roots(k): node_from_json_value(v) for k, v in items}
             files |= {path for path, node in changes.items() if not isinstance(node, SymbolicLink)}
-            check_no_file_is_a_folder(changes, files)
+            refuse_path_below_file(changes, files)
             frames.append(Frame(float(data["t"]), changes))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if number == len(lines) and number > 2:
@@ -234,7 +235,7 @@ def load_recording(directory: Path) -> list[Frame]:
     return frames
 
 
-def check_header(data: object) -> None:
+def require_playable_header(data: object) -> None:
     """Raises ValueError unless `data` is the first line of a recording that we can play."""
     match data:
         case {"format": str(name), "version": int(version)} if name == FORMAT:
@@ -254,7 +255,7 @@ def without_unread_lines(tree: Mapping[str, Node]) -> dict[str, Node]:
     return kept
 
 
-def record_frames(roots: Roots, interval: float, stop: threading.Event) -> Iterator[Frame]:
+def iter_board_frames(roots: Roots, interval: float, stop: threading.Event) -> Iterator[Frame]:
     """Frames of a board until `stop`: the files that its sources read, and nothing else."""
     trace: Tree = {}
     shown: dict[str, Node] = {}
@@ -281,7 +282,7 @@ def save_recording(frames: Iterable[Frame], file: TextIO) -> int:
     file.write(json.dumps({"format": FORMAT, "version": VERSION}) + "\n")
     count = 0
     for frame in frames:
-        files = {path: node_to_json(frame.changes[path]) for path in sorted(frame.changes)}
+        files = {path: node_to_json_value(frame.changes[path]) for path in sorted(frame.changes)}
         file.write(json.dumps({"t": frame.seconds, "files": files}) + "\n")
         file.flush()
         count += 1

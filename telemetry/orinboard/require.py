@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from orinboard.board import BoardState
 from orinboard.files import FileReader, Roots
 from orinboard.sensors.gpu import MODULE_TPCS, SMS_PER_TPC, compatible_names
-from orinboard.sensors.system import power_modes
+from orinboard.sensors.system import power_mode_names
 
 CONDITIONS = {
     "maxn": "the power mode without limits, with all multiprocessors on",
@@ -41,15 +41,15 @@ def unmet_conditions(
 ) -> list[UnmetCondition]:
     """The conditions of `spec` that do not hold in `state`; raises ValueError for a bad spec."""
     roots = roots or Roots()
-    checks = {"maxn": lambda: unmet_maxn(state, roots), "pinned": lambda: unmet_pinned(state)}
+    checks = {"maxn": lambda: maxn_problems(state, roots), "pinned": lambda: pinned_problems(state)}
     return [problem for name in parse_conditions(spec) for problem in checks[name]()]
 
 
-def unmet_maxn(state: BoardState, roots: Roots) -> list[UnmetCondition]:
+def maxn_problems(state: BoardState, roots: Roots) -> list[UnmetCondition]:
     """MAXN (MAXN_SUPER where there is one), and the multiprocessors that come with it."""
     files = FileReader(roots)
     # The best mode is called MAXN, and MAXN_SUPER on a board with super mode.
-    names = {name: number for number, name in power_modes(files).items()}
+    names = {name: number for number, name in power_mode_names(files).items()}
     best = max((name for name in names if re.match("MAXN", name)), key=len, default="MAXN")
     command = f"sudo nvpmodel -m {names.get(best, 0)}"
     mode = state.power_mode
@@ -71,7 +71,7 @@ def unmet_maxn(state: BoardState, roots: Roots) -> list[UnmetCondition]:
     return []
 
 
-def unmet_pinned(state: BoardState) -> list[UnmetCondition]:
+def pinned_problems(state: BoardState) -> list[UnmetCondition]:
     """Both domains fixed, or one that is not there."""
     domains = state.pinned_by_domain
     if not domains:

@@ -62,12 +62,17 @@ class SamplingStatus:
     errors: dict[str, int] = field(default_factory=dict)
 
 
+def boottime_seconds() -> float:
+    """Seconds of CLOCK_BOOTTIME."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 @dataclass(slots=True)
 class TimeSources:
     """The clocks that the sampling goes by."""
 
     monotonic: Callable[[], float] = time.monotonic
-    boottime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    boottime: Callable[[], float] = boottime_seconds
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -114,7 +119,7 @@ class PowerSampling:
         now = self._clock.monotonic()
         due = due_times(now, self.next_period, self._draw)
         while True:
-            self.emit_sample(emit)
+            self.take_and_emit_sample(emit)
             now = self._clock.monotonic()
             at = next(due)
             if at < now - self.next_period():
@@ -124,28 +129,25 @@ class PowerSampling:
             if wait(max(at - now, 0.0)):
                 # A chip that averages shows this moment only later.
                 self._clock.sleep(self._power.lag_seconds)
-                self.emit_sample(emit)
+                self.take_and_emit_sample(emit)
                 self._power.close()
                 return
 
-    def emit_sample(self, emit: Callable[[Sample, SamplingStatus], None]) -> None:
+    def take_and_emit_sample(self, emit: Callable[[Sample, SamplingStatus], None]) -> None:
         """Take one sample and emit it. Whatever a board answers, the next one comes."""
         try:
             # Of the pace until now: a reading that hangs must not excuse itself.
-            max_gap = self.max_gap()
-            sample = self.read_sensors()
+            max_gap = self.allowed_gap_seconds()
+            sample = self.read_sample()
         except Exception as error:
             self._errors[type(error).__name__] += 1
             return
-        errors = dict(self._errors)
+        errors, gap = dict(self._errors), self.allowed_gap_seconds()
         emit(
-            sample,
-            SamplingStatus(
-                max_gap, self.max_gap(), self._read_seconds, self._power.averagings, errors
-            ),
+            sample, SamplingStatus(max_gap, gap, self._read_seconds, self._power.averagings, errors)
         )
 
-    def max_gap(self) -> float:
+    def allowed_gap_seconds(self) -> float:
         """Seconds between two samples beyond which nobody knows what was drawn between them."""
         return max(GAP_PERIODS * self.next_period(), GAP_SECONDS)
 
@@ -157,7 +159,7 @@ class PowerSampling:
             least /= LOOKS
         return max(self._period, BREATH * self._read_seconds, least, slowest)
 
-    def read_sensors(self) -> Sample:
+    def read_sample(self) -> Sample:
         """Read every sensor once."""
         before, began = self._clock.boottime(), self._clock.monotonic()
         self._power.began = began
@@ -168,7 +170,7 @@ class PowerSampling:
         self._counters_only = bool(rails) and all(rail.joules is not None for rail in rails)
         after, ended = self._clock.boottime(), self._clock.monotonic()
         took = after - before
-        if took > self.max_gap():
+        if took > self.allowed_gap_seconds():
             # It hung. When the values were taken nobody knows, and the pace learns little from it.
             self._read_seconds *= 1 + 1 / 8
             return Sample(after, ended, rails, hung=True)
@@ -252,7 +254,7 @@ class SampleOutbox:
                 self._changed.notify_all()
 
 
-def answer_requests_on_stdin(outbox: SampleOutbox, stop: int) -> None:
+def answer_stdin_then_exit(outbox: SampleOutbox, stop: int) -> None:
     """Answer the bytes of standard input; close `stop` when it ends."""
     try:
         while os.read(0, 1):
@@ -269,7 +271,7 @@ def main() -> None:
     outbox = SampleOutbox(Connection(os.dup(1), readable=False))
     os.dup2(2, 1)  # nothing that prints may get in between
     stopped, stop = os.pipe()
-    threading.Thread(target=answer_requests_on_stdin, args=(outbox, stop), daemon=True).start()
+    threading.Thread(target=answer_stdin_then_exit, args=(outbox, stop), daemon=True).start()
 
     def wait(seconds: float) -> bool:
         return bool(select.select([stopped], [], [], seconds)[0])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from orinboard.files import FileReader, Roots, Tree
 from orinboard.readings import Readings
-from orinboard.sensors.debugfs import read_debugfs, read_engines, read_thor_emc
+from orinboard.sensors.debugfs import read_debugfs, read_devfreq_engines, read_thor_emc
 from orinboard.sensors.gpu import read_gpus
 from orinboard.sensors.hwmon import read_fans, read_rails, read_throttle_counters
 from orinboard.sensors.nvml import read_nvml
@@ -21,7 +21,7 @@ from orinboard.sensors.rapl import read_rapl
 from orinboard.sensors.system import (
     read_cpu,
     read_gpu_memory,
-    read_host,
+    read_host_usage,
     read_identity,
     read_power_mode,
 )
@@ -39,10 +39,10 @@ SOURCES: Mapping[str, Reader] = {
     "fan": read_fans,
     "memory": read_gpu_memory,
     "cpu": read_cpu,
-    "host": read_host,
+    "host": read_host_usage,
     "power_mode": read_power_mode,
     "emc": read_thor_emc,
-    "engines": read_engines,
+    "engines": read_devfreq_engines,
     "nvml": read_nvml,
     "rapl": read_rapl,
     "debugfs": read_debugfs,
@@ -92,7 +92,7 @@ class SourceThread:
         self._queue: queue.SimpleQueue[PendingReading | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def start_reading(self) -> PendingReading:
+    def start_or_join_reading(self) -> PendingReading:
         """Begin a reading, or join the one under way."""
         with self._lock:
             if self._flight is None or self._flight.done.is_set():
@@ -147,7 +147,7 @@ class BoardReader:
 
     def read(self) -> Snapshot:
         """Read every source; never waits longer than the budget and never raises."""
-        flights = [(source.name, source.start_reading()) for source in self._sources]
+        flights = [(source.name, source.start_or_join_reading()) for source in self._sources]
         readings, outcomes = Readings(), {}
         for name, flight in flights:
             # The budget counts from the start of the reading: who joins one that hangs already

@@ -17,19 +17,19 @@ from rich.console import Console
 
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
-from orinboard.power_boundary import check_rail_choice
+from orinboard.power_boundary import require_known_rails
 from orinboard.replay import (
     FILE,
     RecordingError,
     RecordingPlayer,
+    iter_board_frames,
     load_recording,
-    record_frames,
     save_recording,
 )
 from orinboard.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, BoardReader
 from orinexporter.exporter import Exporter
 from orinexporter.top import show_board
-from orinexporter.web import Server
+from orinexporter.web import ExporterServer
 from orinexporter.webconfig import WebConfigError, load_web_config
 
 PROGRAM = "jetson-exporter"
@@ -80,8 +80,8 @@ def parse_rails(
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Options of the command line."""
+class BoardOptions:
+    """Options that say what is read, and how."""
 
     roots: Roots
     collectors: tuple[str, ...]
@@ -101,7 +101,7 @@ class ServerSettings:
 
 
 @contextmanager
-def open_board(options: Options) -> Iterator[tuple[Roots, BoardReader]]:
+def open_board(options: BoardOptions) -> Iterator[BoardReader]:
     """The board, of flesh or of file; raises ClickException."""
     with ExitStack() as stack:
         roots = options.roots
@@ -118,7 +118,7 @@ def open_board(options: Options) -> Iterator[tuple[Roots, BoardReader]]:
                 )
             roots = Roots.in_directory(options.replay)
         with BoardReader(roots, options.collectors, budget=options.budget) as board:
-            yield roots, board
+            yield board
 
 
 def board_description(board: BoardReader) -> str:
@@ -133,32 +133,36 @@ def board_description(board: BoardReader) -> str:
     return f"no Jetson here; sources found: {found}"
 
 
-def print_exposition(options: Options) -> None:
+def print_exposition(options: BoardOptions) -> None:
     """Print one exposition."""
-    with open_board(options) as (_, board):
-        _, body = Exporter(board).exposition()
+    with open_board(options) as board:
+        _, body = Exporter(board).content_type_and_exposition()
         if not body:
             raise click.ClickException("none of the sources asked for is on this machine")
         sys.stdout.buffer.write(body)
 
 
-def serve(options: Options, service: ServerSettings) -> None:
+def serve(options: BoardOptions, service: ServerSettings) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reads the web configuration again."""
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: todo.put(number))
-    with open_board(options) as (roots, board):
+    with open_board(options) as board:
         hertz = options.sample_rate
         wanted = set(options.collectors) & {"rails", "nvml", "rapl"}
         sampler = None
         if hertz and wanted:
-            check_rail_names(options.rails, board)
-            sampler = EnergySampler(roots, hertz, monotonic=True, rails=options.rails)
+            try:
+                require_known_rails(options.rails, board.read().readings.rails)
+            except ValueError as error:
+                names = ",".join(options.rails)
+                raise click.UsageError(f"--rails {names}: {error}") from None
+            sampler = EnergySampler(board.roots, hertz, monotonic=True, rails=options.rails)
         exporter = Exporter(board, sampler)
         file = service.web_config
         try:
             config = None if file is None else load_web_config(file)
-            server = Server(service.address, exporter, config, service.hosts)
+            server = ExporterServer(service.address, exporter, config, service.hosts)
         except WebConfigError as error:
             raise click.UsageError(f"--web-config {error}") from None
         except OSError as error:
@@ -170,7 +174,7 @@ def serve(options: Options, service: ServerSettings) -> None:
                 say_on_stderr(reload_web_config(server, file))
 
 
-def reload_web_config(server: Server, file: Path | None) -> str:
+def reload_web_config(server: ExporterServer, file: Path | None) -> str:
     """Read the web configuration again; a file that is wrong changes nothing. What to say."""
     if file is None:
         return "SIGHUP: there is no --web-config to read again"
@@ -179,14 +183,6 @@ def reload_web_config(server: Server, file: Path | None) -> str:
     except WebConfigError as error:
         return f"SIGHUP: all stays as it was: {error}"
     return f"SIGHUP: {file} is read again"
-
-
-def check_rail_names(rails: tuple[str, ...], board: BoardReader) -> None:
-    """Raises UsageError for a rail that the board does not have."""
-    try:
-        check_rail_choice(rails, board.read().readings.rails)
-    except ValueError as error:
-        raise click.UsageError(f"--rails {','.join(rails)}: {error}") from None
 
 
 def listen_error_text(address: tuple[str, int], error: OSError) -> str:
@@ -277,7 +273,7 @@ def jetson_exporter(
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 raise click.UsageError(f"--{name} has no meaning with --replay: give one of them")
     roots = Roots(str(sysfs), str(procfs), str(etc), str(var))
-    options = Options(roots, collectors, replay, budget, sample_rate, rails)
+    options = BoardOptions(roots, collectors, replay, budget, sample_rate, rails)
     context.obj = options
     if context.invoked_subcommand:
         return
@@ -331,7 +327,7 @@ def record(
     or user.
     """
     refuse_other_options(context.parent, OF_RECORD, "record reads a whole board")
-    options: Options = context.obj
+    options: BoardOptions = context.obj
     file = directory / FILE
     if file.exists():
         raise click.UsageError(f"{file} exists already; give another directory")
@@ -350,7 +346,7 @@ def record(
         timer.start()
     try:
         with output:
-            count = save_recording(record_frames(options.roots, interval, stop), output)
+            count = save_recording(iter_board_frames(options.roots, interval, stop), output)
     except OSError as error:
         raise click.UsageError(f"{file}: {error.strerror}; the frames before are whole") from None
     say_on_stderr(f"{count} frames in {file}")
@@ -379,7 +375,7 @@ def top(context: click.Context, /, interval: float) -> None:
     assert group is not None
     if group.get_parameter_source("collectors") is ParameterSource.DEFAULT and not os.geteuid():
         options = replace(options, collectors=tuple(SOURCES))
-    with open_board(options) as (_, board):
+    with open_board(options) as board:
         show_board(board, interval, output_console())
 
 

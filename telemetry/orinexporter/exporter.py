@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from orinboard.board import count_throttle_events
+from orinboard.board import throttle_events_between
 from orinboard.energy import EnergySampler
 from orinboard.readings import Readings, ThrottleCounter
 from orinboard.sources import BoardReader, Snapshot, SourceOutcome
@@ -25,7 +25,7 @@ ENERGY, EXPOSITION = "energy", "exposition"
 END, MOST_FORMATS = b"# EOF\n", 4
 
 
-class FamilyCollector(Collector):
+class OneMetricCollector(Collector):
     """One family, for an encoder."""
 
     def __init__(self, metric: Metric) -> None:
@@ -50,12 +50,12 @@ class Exporter:
         self._history: deque[Moment] = deque(maxlen=POINTS)
         self._newest = -math.inf, Readings()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._record_history, name="history", daemon=True)
+        self._thread = threading.Thread(target=self._history_loop, name="history", daemon=True)
         self._registry = CollectorRegistry(auto_describe=False)
         # By content type and family: the newest rows and their text.
         self._texts: dict[str, dict[str, tuple[families.KnownRows, bytes]]] = {}
 
-    def register(self, collector: Collector) -> None:
+    def register_collector(self, collector: Collector) -> None:
         """Let each exposition have a collector's families too."""
         self._registry.register(collector)
 
@@ -74,7 +74,7 @@ class Exporter:
             return snapshot
         health = self._sampler.health()
         errors = () if health.complaint is None else ("ESTALE",)
-        energy = SourceOutcome(errors, self._sampler.read_seconds)
+        energy = SourceOutcome(errors, self._sampler.smoothed_read_seconds)
         return Snapshot(snapshot.readings, {**snapshot.outcomes, ENERGY: energy})
 
     def _throttles_since_exporter_start(self, readings: Readings) -> tuple[ThrottleCounter, ...]:
@@ -83,7 +83,7 @@ class Exporter:
         with self._lock:
             for throttle in readings.throttles:
                 total, before = self._events.get(throttle.event, (0, throttle))
-                total += count_throttle_events(before, throttle)
+                total += throttle_events_between(before, throttle)
                 if throttle.count is not None:
                     self._events[throttle.event] = total, throttle
                 count = None if throttle.count is None else total
@@ -94,7 +94,7 @@ class Exporter:
         """The exporter's problem, in words; None if there is none."""
         return None if self._sampler is None else self._sampler.health().complaint
 
-    def _family_rows(self) -> Iterator[tuple[families.MetricFamily, families.KnownRows]]:
+    def _iter_family_rows(self) -> Iterator[tuple[families.MetricFamily, families.KnownRows]]:
         """The families of one scrape that have rows; one that fails costs no other."""
         snapshot = self.read_board()
         for family in families.BOARD:
@@ -121,7 +121,7 @@ class Exporter:
         with self._lock:
             self._errors[source, error] += 1
 
-    def exposition(self, accept: str = "") -> tuple[str, bytes]:
+    def content_type_and_exposition(self, accept: str = "") -> tuple[str, bytes]:
         """Content type and body, in the format that `accept` asks for."""
         try:
             encode, content_type = choose_encoder(accept)
@@ -131,11 +131,11 @@ class Exporter:
             self._texts = {}
         texts = self._texts.setdefault(content_type, {})
         body = b""
-        for family, rows in self._family_rows():
+        for family, rows in self._iter_family_rows():
             # Most families are as they were a second ago.
             before, text = texts.get(family.name, ([], b""))
             if rows != before:
-                text = encode(FamilyCollector(family.prometheus_metric(rows))).removesuffix(END)
+                text = encode(OneMetricCollector(family.prometheus_metric(rows))).removesuffix(END)
                 texts[family.name] = rows, text
             body += text if rows else b""
         return content_type, body + encode(self._registry)
@@ -146,7 +146,7 @@ class Exporter:
         counters = self._sampler.joules_by_rail() if self._sampler else {}
         return page.render_page(snapshot, list(self._history), counters).encode()
 
-    def _record_history(self) -> None:
+    def _history_loop(self) -> None:
         while True:
             try:
                 # What a scraper had read a moment ago is not read again.

@@ -35,7 +35,7 @@ def moment_of_readings(readings: Readings, seconds: float) -> Moment:
         seconds,
         state.module_watts,
         next((gpu.load for gpu in readings.gpus if gpu.load is not None), None),
-        state.hottest_celsius,
+        state.junction_or_hottest_celsius,
         {t.reason: t.count for t in readings.throttles if t.count is not None},
         readings.host.cores if readings.host else (),
         {key: rail.watts for key, rail in rails_by_key(readings.rails).items()},
@@ -53,7 +53,7 @@ def core_loads(before: Sequence[CoreTicks], after: Sequence[CoreTicks]) -> dict[
     return loads
 
 
-def points_with_events(history: Sequence[Moment]) -> Iterator[tuple[Moment, dict[str, int]]]:
+def iter_throttle_moments(history: Sequence[Moment]) -> Iterator[tuple[Moment, dict[str, int]]]:
     """Points at which events were counted, with how many; a counter that went back began again."""
     for before, after in pairwise(history):
         events = {}

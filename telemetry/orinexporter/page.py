@@ -12,7 +12,7 @@ from orinboard.board import BoardState
 from orinboard.power_boundary import boundary_of_rails
 from orinboard.readings import Readings
 from orinboard.sources import Snapshot
-from orinexporter.history import Moment, core_loads, points_with_events
+from orinexporter.history import Moment, core_loads, iter_throttle_moments
 
 #: Puts a fresh page's content in the place of the old one.
 LIVE_JS = """\
@@ -53,7 +53,7 @@ class Chart:
     small: bool = False
 
 
-def scaled_text(value: float, factor: float, digits: int) -> str:
+def multiplied_text(value: float, factor: float, digits: int) -> str:
     """`value` in the unit that `factor` leads to."""
     return f"{value * factor:.{digits}f}"
 
@@ -74,7 +74,7 @@ environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-environment.filters["scaled"] = scaled_text
+environment.filters["scaled"] = multiplied_text
 environment.filters["size"] = bytes_text
 template = environment.get_template("page.html")
 
@@ -101,13 +101,13 @@ def polyline_points(
         if y is None:
             lines.append([])
             continue
-        x = time_position(history, moment) * width
+        x = fraction_of_time_axis(history, moment) * width
         part = min(max((y - base) / (full - base), 0), 1)
         lines[-1].append(f"{x:.1f},{height - part * height:.1f}")
     return [" ".join(line) for line in lines if len(line) > 1]
 
 
-def time_position(history: Sequence[Moment], moment: Moment) -> float:
+def fraction_of_time_axis(history: Sequence[Moment], moment: Moment) -> float:
     """Position of a moment on the time axis, 0 to 1."""
     first, last = history[0].seconds, history[-1].seconds
     return (moment.seconds - first) / max(last - first, 1e-9)
@@ -124,7 +124,7 @@ def hover_spots(
     for moment in history:
         y = value(moment)
         said = "nothing" if y is None else f"{y:.1f} {unit}"
-        x = time_position(history, moment) * CHART[0] - width / 2
+        x = fraction_of_time_axis(history, moment) * CHART[0] - width / 2
         found.append((round(x, 1), round(width, 1), f"{said}, {now - moment.seconds:.0f} s ago"))
     return found
 
@@ -133,10 +133,10 @@ def throttle_marks(history: Sequence[Moment]) -> list[tuple[float, str]]:
     """Counted events and their positions on the time axis (0 to the chart's width)."""
     return [
         (
-            round(time_position(history, moment) * CHART[0], 1),
+            round(fraction_of_time_axis(history, moment) * CHART[0], 1),
             ", ".join(f"{n} {reason}" for reason, n in events.items()),
         )
-        for moment, events in points_with_events(history)
+        for moment, events in iter_throttle_moments(history)
     ]
 
 
@@ -236,7 +236,7 @@ def render_page(snapshot: Snapshot, history: Sequence[Moment], joules: Mapping[s
         ages=[duration_text(length * part / TIME_MARKS) for part in range(TIME_MARKS, 0, -1)],
         curves=history_charts(history, now),
         marks=throttle_marks(history),
-        gained=sum((Counter(events) for _, events in points_with_events(history)), Counter()),
+        gained=sum((Counter(events) for _, events in iter_throttle_moments(history)), Counter()),
         core_loads=core_loads(earlier, cores),
         clocks={c.cpu: c.current_hz for c in readings.cpu.clocks} if readings.cpu else {},
     )

@@ -56,7 +56,7 @@ def safe_text(text: str) -> Text:
     return Text(CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
-def bar(value: float, full: float, style: str = "green") -> ProgressBar:
+def gauge_bar(value: float, full: float, style: str = "green") -> ProgressBar:
     """A bar of `value` over `full`."""
     return ProgressBar(total=full, completed=min(value, full), width=BAR, complete_style=style)
 
@@ -76,22 +76,23 @@ def gauge_table(readings: Readings, watts: float) -> Table:
     if state.module_watts is not None:
         full = full_scale(max(watts, state.module_watts), LEAST_WATTS)
         said = f"{state.module_watts:.1f} W"
-        table.add_row("module power", said, bar(state.module_watts, full, "yellow"))
+        table.add_row("module power", said, gauge_bar(state.module_watts, full, "yellow"))
     for gpu in readings.gpus:
         if gpu.load is not None:
-            table.add_row(safe_text(f"GPU {gpu.name} load"), f"{gpu.load:.1%}", bar(gpu.load, 1))
+            load = f"{gpu.load:.1%}"
+            table.add_row(safe_text(f"GPU {gpu.name} load"), load, gauge_bar(gpu.load, 1))
         if gpu.current_hz is not None:
             most = gpu.max_hz or gpu.current_hz
-            clock = f"{gpu.current_hz / 1e6:.0f} of {most / 1e6:.0f} MHz"
-            table.add_row(safe_text(f"GPU {gpu.name} clock"), clock, bar(gpu.current_hz, most))
-    if state.hottest_celsius is not None:
+            name, drawn = safe_text(f"GPU {gpu.name} clock"), gauge_bar(gpu.current_hz, most)
+            table.add_row(name, f"{gpu.current_hz / 1e6:.0f} of {most / 1e6:.0f} MHz", drawn)
+    if (celsius := state.junction_or_hottest_celsius) is not None:
         trip = throttle_celsius(readings)
-        style = "red" if state.hottest_celsius > trip - 5 else "green"
-        said = f"{state.hottest_celsius:.1f} of {trip:.0f} °C"
-        table.add_row("hottest zone", said, bar(state.hottest_celsius, trip, style))
+        style = "red" if celsius > trip - 5 else "green"
+        said = f"{celsius:.1f} of {trip:.0f} °C"
+        table.add_row("hottest zone", said, gauge_bar(celsius, trip, style))
     for fan in readings.fans:
         said = "– rpm" if fan.rpm is None else f"{fan.rpm} rpm"
-        table.add_row(safe_text(fan.name), said, bar(fan.pwm or 0, 1))
+        table.add_row(safe_text(fan.name), said, gauge_bar(fan.pwm or 0, 1))
     return table
 
 
@@ -101,17 +102,17 @@ def memory_table(readings: Readings) -> Table:
     if host and host.memory_bytes and host.memory_available_bytes is not None:
         used = host.memory_bytes - host.memory_available_bytes
         said = f"{bytes_text(used)} of {bytes_text(host.memory_bytes)}"
-        table.add_row("memory", said, bar(used, host.memory_bytes))
+        table.add_row("memory", said, gauge_bar(used, host.memory_bytes))
     if readings.memory and readings.memory.nvmap_bytes is not None:
         table.add_row("of it for the GPU", bytes_text(readings.memory.nvmap_bytes), "")
     if host and host.swap_bytes and host.swap_free_bytes is not None:
         used = host.swap_bytes - host.swap_free_bytes
         said = f"{bytes_text(used)} of {bytes_text(host.swap_bytes)}"
-        table.add_row("swap", said, bar(used, host.swap_bytes))
+        table.add_row("swap", said, gauge_bar(used, host.swap_bytes))
     if emc := readings.emc:
         most = emc.max_hz or emc.current_hz or 0
         clock = f"{(emc.current_hz or 0) / 1e6:.0f} of {most / 1e6:.0f} MHz"
-        table.add_row("memory clock", clock, bar(emc.current_hz or 0, most))
+        table.add_row("memory clock", clock, gauge_bar(emc.current_hz or 0, most))
     if (active := readings.emc_activity_hz) is not None:
         table.add_row("memory active", f"{active / 1e6:.0f} MHz", "")
     for process in readings.processes[:5]:
@@ -129,29 +130,28 @@ def cpu_table(readings: Readings, before: tuple[CoreTicks, ...]) -> Table:
         hertz = clocks.get(cpu)
         said = [f"{loads[cpu]:.0%}"] if cpu in loads else []
         said += [f"{hertz / 1e6:.0f} MHz"] if hertz else []
-        table.add_row(f"CPU {cpu}", " at ".join(said), bar(loads.get(cpu, 0), 1))
+        table.add_row(f"CPU {cpu}", " at ".join(said), gauge_bar(loads.get(cpu, 0), 1))
     return table
 
 
-def zone_table(readings: Readings) -> Table:
+def zone_and_engine_table(readings: Readings) -> Table:
     """Every zone that answers, and the engines that root sees."""
     table, trip = three_column_table(), throttle_celsius(readings)
     for zone in readings.zones:
         if zone.celsius is not None:
             style = "red" if zone.celsius > trip - 5 else "green"
-            table.add_row(
-                safe_text(zone.name), f"{zone.celsius:.1f} °C", bar(zone.celsius, trip, style)
-            )
+            drawn = gauge_bar(zone.celsius, trip, style)
+            table.add_row(safe_text(zone.name), f"{zone.celsius:.1f} °C", drawn)
     for engine in readings.engines:
         said = "on" if engine.current_hz is None else f"{engine.current_hz / 1e6:.0f} MHz"
         busy = "" if engine.load is None else f"{engine.load:.0%} at "
-        drawn = "" if engine.load is None else bar(engine.load, 1)
+        load_bar = "" if engine.load is None else gauge_bar(engine.load, 1)
         said = "off" if engine.enabled is False else busy + said
-        table.add_row(safe_text(f"engine {engine.name}"), said, drawn)
+        table.add_row(safe_text(f"engine {engine.name}"), said, load_bar)
     return table
 
 
-def rail_table(readings: Readings) -> Group:
+def rail_table_with_boundary(readings: Readings) -> Group:
     """Watts by rail, and what their sum holds."""
     table = three_column_table()
     for rail in readings.rails:
@@ -171,9 +171,9 @@ def board_screen(readings: Readings, before: tuple[CoreTicks, ...], watts: float
     for name in state.raised_alerts:
         title.append_text(safe_text(f"  {name}")).stylize("bold red", len(title) - len(name))
     parts = [gauge_table(readings, watts), cpu_table(readings, before), memory_table(readings)]
-    parts.append(zone_table(readings))
+    parts.append(zone_and_engine_table(readings))
     if readings.rails:
-        parts.append(rail_table(readings))  # type: ignore[arg-type]
+        parts.append(rail_table_with_boundary(readings))  # type: ignore[arg-type]
     shown = [part for part in parts if not isinstance(part, Table) or part.row_count]
     return Group(title, *(piece for part in shown for piece in (Text(), part)))
 
@@ -203,7 +203,7 @@ class ScrolledScreen:
         yield Text(said[: console.width], style="dim", no_wrap=True, end="")
 
 
-def board_screens(
+def iter_board_screens(
     board: BoardReader, interval: float, wait: Callable[[float], object] = time.sleep
 ) -> Iterator[Group]:
     """One screen after the other, for ever."""
@@ -250,7 +250,7 @@ class QuitError(Exception):
 def show_board(board: BoardReader, interval: float, console: Console) -> None:
     """Until `q` or Ctrl-C; one screen where the output is no terminal."""
     if not console.is_terminal:
-        shown = board_screens(board, interval)
+        shown = iter_board_screens(board, interval)
         next(shown)
         console.print(next(shown))
         return
@@ -265,7 +265,7 @@ def show_board(board: BoardReader, interval: float, console: Console) -> None:
                     window.scroll(*KEYS.get(key, (0, 0)))
                     live.refresh()
 
-        pictures = board_screens(board, interval, wait)
+        pictures = iter_board_screens(board, interval, wait)
         window = ScrolledScreen(next(pictures))
         with Live(window, console=console, screen=True, auto_refresh=False) as live:
             try:

@@ -7,6 +7,7 @@ import functools
 import ipaddress
 import resource
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,7 @@ class LimitedConnection(GuardedConnection):
         return 0 if slow else 1 + self._served, *super().eviction_key()
 
 
-def accept_backlog() -> int:
+def accept_batch_size() -> int:
     """Clients accepted in one go, before the oldest of too many are cut."""
     return max(4, most_connections() // 4)
 
@@ -160,7 +161,7 @@ class BuildInfoCollector(Collector):
 class AccessMiddleware:
     """Lets in who names us by a name that is ours and, where there are users, is one of them."""
 
-    def __init__(self, app: ASGIApp, server: "Server") -> None:
+    def __init__(self, app: ASGIApp, server: "ExporterServer") -> None:
         self._app, self._server = app, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,7 +181,7 @@ class AccessMiddleware:
         await self._app(scope, receive, send)
 
 
-class Server:
+class ExporterServer:
     """Serves an exporter from a thread of its own; raises OSError when the address is not ours.
 
     `hosts` are names by which clients may call us, beside addresses, `localhost` and the machine's
@@ -197,14 +198,17 @@ class Server:
         self.exporter = exporter
         self._config = config or WebConfig()
         context = self._config.ssl_context()
-        self._context = None if context is None else RenewableSslContext.wrapping(context)
+        self._context = None
+        if context is not None:
+            self._context = RenewableSslContext(ssl.PROTOCOL_TLS_SERVER)
+            self._context.current = context
         self._passwords = PasswordCheck(self._config.users)
         own = socket.gethostname().lower()
         self._hosts = {"localhost", own, f"{own}.local", *(host.lower() for host in hosts)}
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="http")
         self._password_workers = ThreadPoolExecutor(GUESSERS, thread_name_prefix="password")
-        exporter.register(ProcessCollector(registry=None))
-        exporter.register(BuildInfoCollector())
+        exporter.register_collector(ProcessCollector(registry=None))
+        exporter.register_collector(BuildInfoCollector())
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._socket = ListeningSocket(family)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -226,17 +230,17 @@ class Server:
                 server_header=False,
                 timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=1,
-                backlog=accept_backlog(),
+                backlog=accept_batch_size(),
             ),
             self._context,
         )
-        self._socket.guarded = self._guarded_descriptors
+        self._socket.guarded = self._connection_descriptors
         self._thread = threading.Thread(target=self._run_uvicorn, name="http", daemon=True)
 
     def _run_uvicorn(self) -> None:
         self._server.run(sockets=[self._socket])
 
-    def _guarded_descriptors(self) -> list[int]:
+    def _connection_descriptors(self) -> list[int]:
         there = self._server.server_state.connections
         sockets = (one.transport.get_extra_info("socket") for one in there if one.transport)
         return [one.fileno() for one in sockets]
@@ -260,12 +264,10 @@ class Server:
     async def _run_in_worker(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, task)
 
-    async def _run_password_check(self, task: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._password_workers, task)
-
     async def _metrics_response(self, request: Request) -> Response:
         accept = request.headers.get("accept", "")
-        content_type, body = await self._run_in_worker(lambda: self.exporter.exposition(accept))
+        expose = self.exporter.content_type_and_exposition
+        content_type, body = await self._run_in_worker(lambda: expose(accept))
         return Response(body, headers=HEADERS | {"Content-Type": content_type})
 
     async def _health_response(self, request: Request) -> Response:
@@ -307,7 +309,8 @@ class Server:
         passwords = self._passwords
         if passwords.was_right_before(name, password):
             return True
-        return await self._run_password_check(lambda: passwords.verify_with_bcrypt(name, password))
+        verify, pool = passwords.verify_with_bcrypt, self._password_workers
+        return await asyncio.get_running_loop().run_in_executor(pool, verify, name, password)
 
     def replace_config(self, config: WebConfig) -> None:
         """Take other users and other settings of TLS, all or nothing; raises WebConfigError.

@@ -4,7 +4,7 @@ import hashlib
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import bcrypt
 import yaml
@@ -55,13 +55,6 @@ class RenewableSslContext(ssl.SSLContext):
     """A context whose settings can be replaced whole while a server holds it."""
 
     current: ssl.SSLContext
-
-    @classmethod
-    def wrapping(cls, context: ssl.SSLContext) -> Self:
-        """One that begins as `context`."""
-        renewable = cls(ssl.PROTOCOL_TLS_SERVER)
-        renewable.current = context
-        return renewable
 
     def wrap_bio(self, *arguments: Any, **keywords: Any) -> ssl.SSLObject:
         """Wrap a new connection; called by asyncio."""

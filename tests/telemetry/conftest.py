@@ -321,7 +321,7 @@ VARYING = re.compile(r"(jetson_scrape_source_duration_seconds\{[^}]*\}) .*")
 def exposition(roots: Roots, accept: str = "") -> str:
     """The exporter's text for a tree, all sources read, varying figures masked."""
     with BoardReader(roots, SOURCES, budget=10.0) as board:
-        _, body = Exporter(board).exposition(accept)
+        _, body = Exporter(board).content_type_and_exposition(accept)
     return VARYING.sub(r"\1 SECONDS", body.decode())
 
 

@@ -26,7 +26,7 @@ from orinboard.energy import EnergySampler
 from orinboard.replay import Frame, RecordingPlayer
 from orinboard.sources import BoardReader
 from orinexporter.exporter import Exporter
-from orinexporter.web import Server
+from orinexporter.web import ExporterServer
 
 TELEMETRY = Path(orinexporter.__file__).parents[1]
 RULES = sorted((TELEMETRY / "rules").glob("*.yml"))
@@ -76,7 +76,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
             begun = time.monotonic()
             roots = player.stage.roots
             chain = Exporter(board, EnergySampler(roots, monotonic=True))
-            with chain, Server(("127.0.0.1", 0), chain) as server:
+            with chain, ExporterServer(("127.0.0.1", 0), chain) as server:
                 targets = {
                     "jetson": ["{}:{}".format(*server.address)],
                     "llm": [f"127.0.0.1:{llm.server_address[1]}"],

@@ -23,8 +23,8 @@ from orinboard.board import BoardState, read_state
 from orinboard.energy import BENCHMARK_HERTZ, EnergySampler
 from orinboard.files import FileReader, Roots
 from orinboard.meter import COVERAGE, Energy
-from orinboard.power_boundary import check_rail_choice
-from orinboard.require import unmet_conditions, unmet_maxn, unmet_pinned
+from orinboard.power_boundary import require_known_rails
+from orinboard.require import maxn_problems, pinned_problems, unmet_conditions
 from orinboard.sensors.thermal import read_zones
 
 TEXTFILE = "orinbench.prom"
@@ -171,7 +171,7 @@ def chosen_rails(spec: str | None, roots: Roots | None = None) -> tuple[str, ...
         return ()
     choice = tuple(dict.fromkeys(name.strip() for name in spec.split(",")))
     try:
-        check_rail_choice(choice, read_board_state(roots).readings.rails)
+        require_known_rails(choice, read_board_state(roots).readings.rails)
     except ValueError as error:
         raise BenchError(f"--rails {spec}: {error}") from None
     return choice
@@ -238,7 +238,7 @@ def board_warnings(
 
 def _jetson_warnings(before: BoardState, after: BoardState, roots: Roots) -> Iterator[BenchWarning]:
     throttled = WarningKind.THROTTLED
-    for reason, count in after.throttle_events_since(before).items():
+    for reason, count in after.throttles_by_reason_since(before).items():
         yield BenchWarning(throttled, f"throttled: {reason.replace('_', '-')} events", str(count))
     for name in dict.fromkeys((*before.raised_alerts, *after.raised_alerts)):
         yield BenchWarning(throttled, f"throttling: {name} was raised")
@@ -246,9 +246,9 @@ def _jetson_warnings(before: BoardState, after: BoardState, roots: Roots) -> Ite
         change = f"from {before.power_mode} to {after.power_mode}"
         text = "the power mode changed between samples"
         yield BenchWarning(WarningKind.POWER_MODE, text, change)
-    for problem in unmet_maxn(after, roots):
+    for problem in maxn_problems(after, roots):
         yield BenchWarning(WarningKind.POWER_MODE, str(problem))
-    for problem in unmet_pinned(after):
+    for problem in pinned_problems(after):
         yield BenchWarning(WarningKind.CLOCKS_NOT_PINNED, str(problem))
 
 
@@ -265,7 +265,8 @@ def is_jetson(state: BoardState) -> bool:
 
 def hottest_celsius(celsius: float, roots: Roots | None = None) -> float:
     """The hottest zone in °C, for `--cooldown celsius`; raises BenchError without a sensor."""
-    if (found := BoardState(read_zones(FileReader(roots or Roots()))).hottest_celsius) is None:
+    zones = read_zones(FileReader(roots or Roots()))
+    if (found := BoardState(zones).junction_or_hottest_celsius) is None:
         raise BenchError(f"--cooldown {celsius:g}: this machine has no temperature sensor")
     return found
 

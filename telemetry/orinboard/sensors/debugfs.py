@@ -25,16 +25,16 @@ DEVFREQ_CLOCKS = ("cur_freq", "min_freq", "max_freq")
 ENGINE_NODE = re.compile(r"[0-9a-f]+\.(vic|nvenc|nvdec|nvjpg|ofa)\d*", flags=re.ASCII)
 
 
-def engine_nodes(files: FileReader) -> dict[str, str]:
+def engine_devfreq_nodes(files: FileReader) -> dict[str, str]:
     """The devfreq nodes of engines, by the engine's name."""
     nodes = (entry for entry in files.entries(DEVFREQ) if ENGINE_NODE.fullmatch(entry))
     return {node.partition(".")[2]: f"{DEVFREQ}/{node}" for node in nodes}
 
 
-def read_engines(files: FileReader) -> Readings:
+def read_devfreq_engines(files: FileReader) -> Readings:
     """Engines whose clock everybody may read, with the activity monitor's load where it is."""
     engines = []
-    for name, node in engine_nodes(files).items():
+    for name, node in engine_devfreq_nodes(files).items():
         clock = engine_clock(files, node, DEVFREQ_CLOCKS)
         permille = files.nonnegative(f"{node}/device/load", FULL_LOAD)
         if clock is not None or permille is not None:
@@ -70,7 +70,7 @@ def read_debugfs(files: FileReader) -> Readings:
 
     Of an engine whose clock everybody may read, only what that node leaves out.
     """
-    engines, open_to_all = [], engine_nodes(files)
+    engines, open_to_all = [], engine_devfreq_nodes(files)
     for name in ENGINES:
         rate = count = permille = None
         node = open_to_all.get(name)

@@ -55,7 +55,7 @@ class OpenSysfsFile:
             if abs(value) > self._most:
                 raise ValueError
         except ValueError:
-            files.count_garbage()
+            files.note_garbage()
             return None
         return value
 
@@ -129,7 +129,7 @@ class RailMeter:
             milliamperes = self.current.read_number(files)
             if milliamperes is not None and self.millivolts is not None:
                 amperes, volts = milliamperes / 1000, self.millivolts / 1000
-                watts = amperes * (volts - self._voltage_sag(amperes, volts, turn=turn))
+                watts = amperes * (volts - self._sag_since_voltage_read(amperes, volts, turn=turn))
                 step = channel.step_amperes * volts
         if watts is None:
             return None
@@ -144,7 +144,7 @@ class RailMeter:
             at=clock(),
         )
 
-    def _voltage_sag(self, amperes: float, volts: float, *, turn: bool) -> float:
+    def _sag_since_voltage_read(self, amperes: float, volts: float, *, turn: bool) -> float:
         """Volts that the voltage is lower now than it was when it was read."""
         before, self._amperes = self._amperes, amperes
         if turn:
@@ -210,14 +210,14 @@ class FastRailReader:
             self._next_look_up = now + (LOOK_UP_SECONDS if self._meters else SEARCH_SECONDS)
         if not self._meters:
             return Readings()
-        fresh = self._other_rails_due(now) | self._counting
-        voltage = self._voltage_turn(now)
+        fresh = self._other_rails_to_read(now) | self._counting
+        voltage = self._rail_with_voltage_due(now)
         self.began = self.clock()
         for number in self.draw.sample(sorted(fresh), len(fresh)):
             try:
                 rail = self._meters[number].read_rail(files, self.clock, turn=number == voltage)
             except OSError as error:
-                files.count_error(error)
+                files.note_error_unless_absent(error)
                 self._next_look_up = now
                 rail = None
             if rail is None:
@@ -233,7 +233,7 @@ class FastRailReader:
         self._find_counting_rails(rails)
         return Readings(rails=rails)
 
-    def _voltage_turn(self, now: float) -> int | None:
+    def _rail_with_voltage_due(self, now: float) -> int | None:
         if now < self._next_voltage:
             return None
         self._next_voltage = now + max(VOLTAGE_SECONDS, VOLTAGE_CYCLES * self.update_seconds)
@@ -241,7 +241,7 @@ class FastRailReader:
         counting = sorted(self._counting) or list(range(len(self._meters)))
         return counting[self._turn % len(counting)]
 
-    def _other_rails_due(self, now: float) -> set[int]:
+    def _other_rails_to_read(self, now: float) -> set[int]:
         """Rails outside the sum that are read now: one from time to time."""
         others = [n for n in range(len(self._meters)) if n not in self._counting]
         if not self._shown:
@@ -269,7 +269,7 @@ class FastRailReader:
             try:
                 meter = open_meter(files, channel)
             except OSError as error:
-                files.count_error(error)
+                files.note_error_unless_absent(error)
                 continue
             key = channel.device, channel.number
             meter.supply = self._supplies.setdefault(key, meter.supply)
@@ -293,7 +293,7 @@ def open_meter(files: FileReader, channel: PowerChannel) -> RailMeter:
     """The channel's files, open; raises OSError when one of them cannot be."""
 
     def file(name: str, most: int) -> OpenSysfsFile:
-        return OpenSysfsFile(files.roots.locate(f"{channel.node}/{name}"), most)
+        return OpenSysfsFile(files.roots.path_on_disk(f"{channel.node}/{name}"), most)
 
     if not channel.number:
         meter = RailMeter(channel, power=file("power1_input", MOST_MICROWATTS))

@@ -38,7 +38,7 @@ MOST_MICROOHMS = 1_000_000
 NOT_CONNECTED = "NC"
 
 
-def nodes_by_name(files: FileReader, *names: str) -> list[list[str]]:
+def node_lists_of_names(files: FileReader, *names: str) -> list[list[str]]:
     """Paths of the hwmon nodes with each of these names; every node is asked once."""
     found: dict[str, list[str]] = {name: [] for name in names}
     for entry in files.entries(HWMON):
@@ -48,7 +48,7 @@ def nodes_by_name(files: FileReader, *names: str) -> list[list[str]]:
 
 def device_of_node(files: FileReader, node: str) -> str:
     """The device of a node, such as the I2C address `1-0040`; else the node's own name."""
-    return files.link_target(f"{node}/device") or node.rpartition("/")[2]
+    return files.link_target_name(f"{node}/device") or node.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class PowerChannel:
         return microvolts / self.microohms if self.microohms else 0.0
 
 
-def read_shunt_microohms(files: FileReader, path: str) -> int:
+def device_tree_microohms(files: FileReader, path: str) -> int:
     """A number of the device tree, four bytes; 0 where there is none."""
     try:
-        data = files.raw(path)
+        data = files.read_bytes(path)
     except OSError:
         return 0
     number = int.from_bytes(data, "big") if len(data) == 4 else 0
@@ -88,7 +88,7 @@ def find_power_channels(files: FileReader) -> list[PowerChannel]:
     Two channels of one chip with one label are told apart by their numbers, as in `VDD_IN-2`.
     """
     found = []
-    threefold, single = nodes_by_name(files, "ina3221", "ina238")
+    threefold, single = node_lists_of_names(files, "ina3221", "ina238")
     for node in threefold:
         address = device_of_node(files, node)
         for number in INA3221_CHANNELS:
@@ -98,7 +98,7 @@ def find_power_channels(files: FileReader) -> list[PowerChannel]:
                 found.append(PowerChannel(node, "ina3221", address, label, number, max(shunt, 0)))
     for node in single:
         label = files.text(f"{node}/label") or files.text(f"{node}/in1_label") or "VIN"
-        shunt = read_shunt_microohms(files, f"{node}/of_node/shunt-resistor")
+        shunt = device_tree_microohms(files, f"{node}/of_node/shunt-resistor")
         found.append(PowerChannel(node, "ina238", device_of_node(files, node), label, 0, shunt))
     known = Counter((channel.device, channel.label) for channel in found)
     found = [
@@ -155,7 +155,7 @@ def read_rails(files: FileReader) -> Readings:
 def read_throttle_counters(files: FileReader) -> Readings:
     """The over-current and under-voltage counters of the SoC's thermal controller."""
     found = []
-    for node in nodes_by_name(files, "soctherm_oc")[0]:
+    for node in node_lists_of_names(files, "soctherm_oc")[0]:
         for number, reason in OC_REASONS.items():
             count = files.nonnegative(f"{node}/oc{number}_event_cnt")
             enabled = files.number(f"{node}/oc{number}_throt_en")
@@ -167,7 +167,7 @@ def read_throttle_counters(files: FileReader) -> Readings:
 
 def read_fans(files: FileReader) -> Readings:
     """Duty cycle and speed, which live in two nodes: paired where there are as many of each."""
-    fans_there, *tachometers = nodes_by_name(files, "pwmfan", *TACHOMETERS)
+    fans_there, *tachometers = node_lists_of_names(files, "pwmfan", *TACHOMETERS)
     duties = [files.nonnegative(f"{node}/pwm1", FULL_PWM) for node in fans_there]
     speeds = []
     for node in chain.from_iterable(tachometers):

@@ -30,12 +30,12 @@ class TpcMasksArgs(ctypes.Structure):
 Ioctl = Callable[[int, int, TpcMasksArgs], int]
 
 
-def ioctl(fd: int, request: int, args: TpcMasksArgs) -> int:
+def call_ioctl(fd: int, request: int, args: TpcMasksArgs) -> int:
     """ioctl(2); raises OSError."""
     return int(fcntl.ioctl(fd, request, args, True))
 
 
-def sm_count(roots: Roots, call: Ioctl = ioctl) -> int | None:
+def sm_count(roots: Roots, call: Ioctl = call_ioctl) -> int | None:
     """Multiprocessors switched on; None without a device that this user may open.
 
     Opening the node powers the GPU on, so a benchmark asks and an exporter does not. Raises
@@ -43,7 +43,7 @@ def sm_count(roots: Roots, call: Ioctl = ioctl) -> int | None:
     """
     for node in CONTROL_NODES:
         try:
-            fd = os.open(roots.locate(node), os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(roots.path_on_disk(node), os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             continue
         try:

@@ -54,7 +54,7 @@ def read_nvml(files: FileReader) -> Readings:
         if thor:
             # Its clocks are in sysfs; beside them this GPU would be there twice.
             state = Readings(gpus=tuple(Gpu(gpu.name, load=gpu.load) for gpu in state.gpus))
-            state += read_memory_use(device)
+            state += read_thor_memory_use(device)
         found += read_gpu_power(name, device) + state
     return found
 
@@ -90,7 +90,7 @@ def gpu_of_process(found: "list[tuple[str, NvmlDevice]]", pid: int) -> str | Non
             uuid = device.query(device.nvml.nvmlDeviceGetUUID)
             if visible[0] == name or (uuid and str(uuid).startswith(visible[0])):
                 return name
-    ours = process_tree(pid)
+    ours = pids_of_process_tree(pid)
     busy = [
         name
         for name, device in found
@@ -103,7 +103,7 @@ def gpu_of_process(found: "list[tuple[str, NvmlDevice]]", pid: int) -> str | Non
     return busy[0] if len(busy) == 1 else None
 
 
-def process_tree(pid: int) -> set[int]:
+def pids_of_process_tree(pid: int) -> set[int]:
     """A process and all that it started, as far as they live."""
     members, todo = {pid}, [pid]
     while todo:
@@ -172,7 +172,7 @@ def read_gpu_power(name: str, device: NvmlDevice) -> Readings:
     return Readings(rails=(rail,))
 
 
-def read_memory_use(device: NvmlDevice) -> Readings:
+def read_thor_memory_use(device: NvmlDevice) -> Readings:
     """A Thor's memory for the GPU, and the processes that compute on it, the greatest first.
 
     Memory is unified: NVML has no total of its own, so the sum of the processes stands in for it.

@@ -37,7 +37,7 @@ def read_gpu_memory(files: FileReader) -> Readings:
             if len(counts) > MOST_ORDERS:
                 raise ValueError
         except ValueError:
-            files.count_garbage()
+            files.note_garbage()
             continue
         for order, count in enumerate(counts):
             by_order[order] = by_order.get(order, 0) + count
@@ -49,7 +49,7 @@ def read_gpu_memory(files: FileReader) -> Readings:
     return Readings(memory=GpuMemory(nvmap, PAGE_BYTES << largest, by_order[largest]))
 
 
-def read_host(files: FileReader) -> Readings:
+def read_host_usage(files: FileReader) -> Readings:
     """Memory, swap and the CPUs' time."""
     sizes = {
         name: int(size) * 1024
@@ -96,7 +96,7 @@ def read_cpu(files: FileReader) -> Readings:
     try:
         online = parse_cpu_list(text)
     except ValueError:
-        files.count_garbage()
+        files.note_garbage()
         return Readings()
     clocks = []
     for cpu in online:
@@ -110,7 +110,7 @@ def read_cpu(files: FileReader) -> Readings:
     return Readings(cpu=OnlineCpus(online, tuple(clocks)))
 
 
-def power_modes(files: FileReader) -> dict[int, str]:
+def power_mode_names(files: FileReader) -> dict[int, str]:
     """The names of nvpmodel's modes by number."""
     text = files.text("etc/nvpmodel.conf") or ""
     # < POWER_MODEL ID=0 NAME=MAXN >
@@ -126,10 +126,10 @@ def read_power_mode(files: FileReader) -> Readings:
         return Readings()
     found = re.search(r"pmode:(\d{1,9})\b", status)
     if not found:
-        files.count_garbage()
+        files.note_garbage()
         return Readings()
     number = int(found[1])
-    return Readings(power_mode=PowerMode(number, power_modes(files).get(number)))
+    return Readings(power_mode=PowerMode(number, power_mode_names(files).get(number)))
 
 
 def read_identity(files: FileReader) -> Readings:

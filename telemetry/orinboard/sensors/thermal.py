@@ -32,17 +32,18 @@ def read_zones(files: FileReader) -> Readings:
             continue
         celsius: float | None = None
         try:
-            millidegrees = parse_integer(files.raw(f"{path}/temp").decode(errors="replace").strip())
+            text = files.read_bytes(f"{path}/temp").decode(errors="replace")
+            millidegrees = parse_integer(text.strip())
             if abs(millidegrees) > MOST_MILLIDEGREES:
                 raise ValueError
             celsius = millidegrees / 1000
         except BlockingIOError:
             pass
         except OSError as error:
-            files.count_error(error)
+            files.note_error_unless_absent(error)
             continue
         except ValueError:
-            files.count_garbage()
+            files.note_garbage()
             continue
         on = celsius is not None and celsius > OFF_CELSIUS
         found.append((path, common_zone_name(kind), celsius if on else None))

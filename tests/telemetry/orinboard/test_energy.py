@@ -194,7 +194,7 @@ def test_the_interval_by_hand() -> None:
     noise = (0.2 * 0.4 + 0.4 * 0.4) * 3 / 2 * 5 / 6
     resolution = ((0.2 * 0.6) ** 2 + (0.1 * 0.6) ** 2) / 12
     expected = (1.960 + 2.37 / 2) * (edges + noise + resolution) ** 0.5
-    assert meter.half_width == pytest.approx(expected)
+    assert meter.energy().half_width == pytest.approx(expected)
 
 
 def test_a_sensor_that_blocks_holds_no_region_up() -> None:

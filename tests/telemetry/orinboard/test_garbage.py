@@ -68,8 +68,8 @@ def check(roots: Roots) -> None:
     for reader in SOURCES.values():
         readings += reader(FileReader(roots))
     sampling, meter = PowerSampling(roots, 10), EnergyMeter(0.5)
-    meter.add_sample(sampling.read_sensors())
-    meter.add_sample(sampling.read_sensors())
+    meter.add_sample(sampling.read_sample())
+    meter.add_sample(sampling.read_sample())
     assert all(math.isfinite(joules) for joules in meter.joules_by_rail().values())
     assert not {"OverflowError", "ValueError", "TypeError"} & set(sampling._errors)
     sampling._power.close()
@@ -81,7 +81,7 @@ def test_every_file_with_garbage_of_each_way(board: Callable[[], Tree], stage: T
     stage.replace_tree(tree)
     # Features of the first board need not be shown by the second one again.
     for path in one_of_each(tree if board is root else {p: tree[p] for p in tree.keys() - root()}):
-        file = Path(stage.roots.locate(path))
+        file = Path(stage.roots.path_on_disk(path))
         good = file.read_bytes()
         for kind in EACH_WAY:
             file.write_bytes(GARBAGE[kind])
@@ -97,7 +97,7 @@ def test_only_what_can_be_below_zero_is(stage: TreeOnDisk) -> None:
     }
     stage.replace_tree({p: "-7\n" if str(v).strip().isdigit() else v for p, v in tree.items()})
     with BoardReader(stage.roots, SOURCES, budget=10.0) as board:
-        text = Exporter(board).exposition()[1].decode()
+        text = Exporter(board).content_type_and_exposition()[1].decode()
     below = {line.partition("{")[0] for line in text.splitlines() if re.search(r"} -\d", line)}
     assert below == {
         "jetson_rail_voltage_volts",
@@ -127,10 +127,10 @@ def test_a_whole_board_of_it(kind: str, stage: TreeOnDisk) -> None:
     stage.replace_tree(tree)
     for path, node in tree.items():
         if isinstance(node, str) and not path.endswith(("/name", "/type", "_label", "compatible")):
-            Path(stage.roots.locate(path)).write_bytes(GARBAGE[kind])
+            Path(stage.roots.path_on_disk(path)).write_bytes(GARBAGE[kind])
     with BoardReader(stage.roots, SOURCES, budget=10.0) as board:
         exporter = Exporter(board)
-        text = exporter.exposition()[1].decode()
+        text = exporter.content_type_and_exposition()[1].decode()
         assert "<table" in exporter.html_page().decode()
     families = list(text_string_to_metric_families(text))
     assert "jetson_scrape_source_success" in {family.name for family in families}
@@ -151,7 +151,7 @@ def test_files_that_are_none(node: FailingFile | SymbolicLink | None, stage: Tre
 def test_the_counters_go_on_after_it(garbage: bytes, stage: TreeOnDisk) -> None:
     """One bad reading is a gap, and neither a frozen counter nor one that jumps."""
     stage.replace_tree(idle())
-    current = Path(stage.roots.locate(f"{HWMON}/hwmon1/curr1_input"))
+    current = Path(stage.roots.path_on_disk(f"{HWMON}/hwmon1/curr1_input"))
     good = current.read_bytes()
 
     def module() -> float:
@@ -180,7 +180,7 @@ def test_counters_that_stand_still_are_no_health(
     """Garbage that stays: samples go on and hold nothing, which somebody must hear of."""
     monkeypatch.setattr("orinboard.energy.STALE_SECONDS", 1.0)
     stage.replace_tree(idle())
-    current = Path(stage.roots.locate(f"{HWMON}/hwmon1/curr1_input"))
+    current = Path(stage.roots.path_on_disk(f"{HWMON}/hwmon1/curr1_input"))
     good = current.read_bytes()
 
     def until(words: str) -> None:
@@ -195,7 +195,7 @@ def test_counters_that_stand_still_are_no_health(
             until("well")
             current.write_bytes(b"9" * 4000)
             until("the energy counters have stood still for ")
-            text = exporter.exposition()[1].decode()
+            text = exporter.content_type_and_exposition()[1].decode()
             assert 'jetson_scrape_source_success{source="energy"} 0.0' in text
             current.write_bytes(good)
             until("well")
@@ -229,7 +229,7 @@ def test_a_family_that_fails_costs_no_other(show: Show, monkeypatch: pytest.Monk
     monkeypatch.setattr(families, "BOARD", (broken, *families.BOARD))
     with BoardReader(show(idle())) as board:
         exporter = Exporter(board)
-        exporter.exposition()
-        text = exporter.exposition()[1].decode()
+        exporter.content_type_and_exposition()
+        text = exporter.content_type_and_exposition()[1].decode()
     assert "jetson_module_power_watts 6.6" in text
     assert 'jetson_read_errors_total{errno="OverflowError",source="exposition"}' in text

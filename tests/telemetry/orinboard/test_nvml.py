@@ -193,7 +193,7 @@ def test_the_gpu_that_the_run_uses(
 def test_a_child_of_ours_counts_as_us() -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:
-        assert {os.getpid(), child.pid} <= nvml.process_tree(os.getpid())
+        assert {os.getpid(), child.pid} <= nvml.pids_of_process_tree(os.getpid())
     finally:
         child.kill()
         child.wait()

@@ -17,8 +17,8 @@ from orinboard.meter import EnergyMeter, Sample
 from orinboard.power_boundary import (
     AGX_ORIN_INPUTS,
     boundary_of_rails,
-    check_rail_choice,
     module_watts,
+    require_known_rails,
     unique_rail_keys,
 )
 from orinboard.readings import Rail
@@ -149,7 +149,7 @@ def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
 def test_a_chip_slower_than_patience_is_healthy(show: Show) -> None:
     roots = show(idle() | {f"{HWMON}/hwmon1/update_interval": "14000\n"})
     sampler = EnergySampler(roots, 10)
-    PowerSampling(roots, 10).emit_sample(sampler._add_sample)
+    PowerSampling(roots, 10).take_and_emit_sample(sampler._add_sample)
     health = replace(sampler.health(), alive=True)
     assert replace(health, age_seconds=27.0, still_seconds=27.0).complaint is None
     assert replace(health, age_seconds=999.0).complaint
@@ -161,7 +161,7 @@ def test_a_slow_chip_and_a_slow_bus_are_given_their_time(show: Show) -> None:
     assert sampling.next_period() == pytest.approx(0.033)
     # With three looks in each of the chip's cycles no value is missed.
     sampling = PowerSampling(show(idle() | {f"{HWMON}/hwmon1/update_interval": "840\n"}), 100)
-    sampling.read_sensors()
+    sampling.read_sample()
     assert sampling.next_period() == pytest.approx(0.28)
 
 
@@ -214,7 +214,7 @@ def test_two_rails_of_one_name() -> None:
     assert chosen and chosen.rails == ("VIN@2-0045",)
     assert "VIN@2-0045" in chosen.words
     with pytest.raises(ValueError, match="called 'VIN': there are VIN@2-0044, VIN@2-0045, GPU"):
-        check_rail_choice(("VIN",), rails)
+        require_known_rails(("VIN",), rails)
     assert unique_rail_keys((rail("A"), rail("A"))) == ("A@1-0040#0", "A@1-0040#1")
 
 

@@ -6,7 +6,7 @@ from tests.telemetry.conftest import BOARDS, THERMAL, Show, Tree, idle, maxn_loa
 from orinboard.files import FileReader, Roots
 from orinboard.readings import EngineClock, PowerMode, Readings
 from orinboard.replay import TreeOnDisk
-from orinboard.sensors.debugfs import ACTMON, read_debugfs, read_engines
+from orinboard.sensors.debugfs import ACTMON, read_debugfs, read_devfreq_engines
 from orinboard.sensors.gpu import sm_count_from_mask
 from orinboard.sensors.rapl import read_rapl
 from orinboard.sensors.system import read_power_mode
@@ -118,7 +118,7 @@ def test_a_file_that_root_keeps_is_a_failure_that_shows(
             raise PermissionError(13, "Permission denied")
         return b"1\n" if path.endswith("range_uj") else b"package-0\n"
 
-    monkeypatch.setattr(FileReader, "raw", closed)
+    monkeypatch.setattr(FileReader, "read_bytes", closed)
     files = FileReader(roots)
     assert read_rapl(files) == Readings() and files.errors == ["EACCES"]
 
@@ -126,7 +126,7 @@ def test_a_file_that_root_keeps_is_a_failure_that_shows(
 def test_a_file_of_procfs_comes_in_pieces(show: Show) -> None:
     """A machine of many CPUs has more than 64 KiB of /proc/stat; an attribute of sysfs has not."""
     roots = show({"proc/stat": "7" * 100_000, "sys/a": "7" * 100_000})
-    found = [len(FileReader(roots).raw(path)) for path in ("proc/stat", "sys/a")]
+    found = [len(FileReader(roots).read_bytes(path)) for path in ("proc/stat", "sys/a")]
     assert found == [100_000, 65536]
 
 
@@ -144,7 +144,7 @@ def test_engines_that_everybody_may_read(show: Show) -> None:
         "sys/kernel/debug/bpmp/debug/clk/ofa/rate": "5\n",
     }
     files = FileReader(show(tree))
-    assert read_engines(files).engines == (
+    assert read_devfreq_engines(files).engines == (
         EngineClock("vic", 115200000),
         EngineClock("nvenc", 729600000, None, 1152000000, load=0.366),
     )
@@ -154,7 +154,7 @@ def test_engines_that_everybody_may_read(show: Show) -> None:
     # The activity monitor of one without a load in the open, added to what is known of it.
     tree |= {f"{ACTMON}/{name}/module0/usage": "125\n" for name in ("vic", "nvenc")}
     files = FileReader(show(tree))
-    both = read_engines(files) + read_debugfs(files)
+    both = read_devfreq_engines(files) + read_debugfs(files)
     assert {engine.name: (engine.current_hz, engine.load) for engine in both.engines} == {
         "vic": (115200000, 0.125),
         "nvenc": (729600000, 0.366),

@@ -17,8 +17,8 @@ from orinboard.replay import (
     RecordingError,
     RecordingPlayer,
     TreeOnDisk,
+    iter_board_frames,
     load_recording,
-    record_frames,
     save_recording,
 )
 from orinboard.sensors.debugfs import NVMAP_CLIENTS
@@ -33,7 +33,7 @@ def record(roots: Roots, frames: int, between: Callable[[int], None] = lambda n:
 
     def some() -> list[Frame]:
         taken = []
-        for number, frame in enumerate(record_frames(roots, 0.01, stop), 1):
+        for number, frame in enumerate(iter_board_frames(roots, 0.01, stop), 1):
             taken.append(frame)
             if number == frames:
                 stop.set()

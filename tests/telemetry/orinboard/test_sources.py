@@ -74,7 +74,7 @@ def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_source_that_blocks_does_not_block_a_scrape(stage_board: BoardReader) -> None:
-    text = Exporter(stage_board).exposition()[1].decode()
+    text = Exporter(stage_board).content_type_and_exposition()[1].decode()
     assert 'jetson_scrape_source_success{source="hangs"} 0.0' in text
     assert f'jetson_read_errors_total{{errno="{TIMEOUT}",source="hangs"}} 1.0' in text
     assert "jetson_module_power_watts 6.6" in text
@@ -113,14 +113,14 @@ def test_readers_at_the_same_time_share_one_reading(monkeypatch: pytest.MonkeyPa
 
     with board(budget=60.0, slow=slow) as one:
         (source,) = one._sources
-        start = source.start_reading
+        start = source.start_or_join_reading
 
         def told() -> PendingReading:
             flight = start()
             joined.release()
             return flight
 
-        monkeypatch.setattr(source, "start_reading", told)
+        monkeypatch.setattr(source, "start_or_join_reading", told)
         results: list[Readings] = []
         scrapers = [
             threading.Thread(target=lambda: results.append(one.read().readings)) for _ in range(50)

@@ -124,19 +124,23 @@ def test_the_record_is_json_and_lacks_what_the_board_lacks(show: Show) -> None:
     assert record["emc"]["current_hz"] == 3_199_000_000
     bare = read_state(show({}))
     assert bare.json_record() == {"pinned": {}, "throttling": []}
-    assert (bare.hottest_celsius, bare.module_watts, bare.celsius_by_zone) == (None, None, {})
+    assert (bare.junction_or_hottest_celsius, bare.module_watts, bare.celsius_by_zone) == (
+        None,
+        None,
+        {},
+    )
 
 
 def test_throttle_events_between_two_states(show: Show) -> None:
     before = read_state(show(idle()))
     after = read_state(show(maxn_load()))
-    assert after.throttle_events_since(before) == {"instantaneous_overcurrent": 1284}
-    assert before.throttle_events_since(before) == {}
+    assert after.throttles_by_reason_since(before) == {"instantaneous_overcurrent": 1284}
+    assert before.throttles_by_reason_since(before) == {}
     # The board slept or was restarted in between: its counter begins anywhere.
     tree = maxn_load() | {f"{HWMON}/hwmon5/oc3_event_cnt": "3\n"}
-    assert read_state(show(tree)).throttle_events_since(after) == {}
+    assert read_state(show(tree)).throttles_by_reason_since(after) == {}
     unknown = BoardState(dataclasses.replace(after.readings, throttles=()))
-    assert after.throttle_events_since(unknown) == {}
+    assert after.throttles_by_reason_since(unknown) == {}
 
 
 @pytest.mark.parametrize(

@@ -13,21 +13,21 @@ from pathlib import Path
 from orinboard.files import Roots
 from orinboard.sources import BoardReader
 from orinexporter.exporter import Exporter
-from orinexporter.web import Server
+from orinexporter.web import ExporterServer
 from orinexporter.webconfig import WebConfig
 
 
 @contextmanager
 def served(
     roots: Roots, config: WebConfig | None = None, hosts: tuple[str, ...] = ()
-) -> Iterator[Server]:
+) -> Iterator[ExporterServer]:
     exporter = Exporter(BoardReader(roots))
-    with exporter, Server(("127.0.0.1", 0), exporter, config, hosts) as server:
+    with exporter, ExporterServer(("127.0.0.1", 0), exporter, config, hosts) as server:
         yield server
 
 
 def ask(
-    server: Server,
+    server: ExporterServer,
     path: str,
     method: str = "GET",
     context: ssl.SSLContext | None = None,

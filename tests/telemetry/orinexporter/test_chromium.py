@@ -18,7 +18,7 @@ from orinboard.sources import SOURCES, BoardReader
 from orinexporter import page
 from orinexporter.exporter import Exporter
 from orinexporter.history import moment_of_readings
-from orinexporter.web import Server
+from orinexporter.web import ExporterServer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
@@ -75,7 +75,7 @@ def test_the_page(
     with BoardReader(show(idle())) as board:
         exporter = Watched(board)
         exporter.stage = stage
-        with Server(("127.0.0.1", 0), exporter) as server:
+        with ExporterServer(("127.0.0.1", 0), exporter) as server:
             text = dom(server.url, tmp_path)
     assert "VDD_GPU_SOC" in text and "45.6 °C" in text and "under voltage" in text
     if javascript:

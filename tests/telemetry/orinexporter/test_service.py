@@ -24,20 +24,20 @@ from orinboard.replay import TreeOnDisk
 from orinboard.sources import BoardReader, Snapshot
 from orinexporter import page
 from orinexporter.exporter import MOST_FORMATS, Exporter
-from orinexporter.history import Moment, moment_of_readings, points_with_events
-from orinexporter.web import Server
+from orinexporter.history import Moment, iter_throttle_moments, moment_of_readings
+from orinexporter.web import ExporterServer
 
 
 @pytest.fixture
-def server(show: Show, patient: None) -> Iterator[Server]:
+def server(show: Show, patient: None) -> Iterator[ExporterServer]:
     """A served idle board."""
     roots = show(idle())
     exporter = Exporter(BoardReader(roots), EnergySampler(roots, 20, monotonic=True))
-    with exporter, Server(("127.0.0.1", 0), exporter) as server:
+    with exporter, ExporterServer(("127.0.0.1", 0), exporter) as server:
         yield server
 
 
-def get(server: Server, path: str, accept: str = "") -> tuple[int, dict[str, str], str]:
+def get(server: ExporterServer, path: str, accept: str = "") -> tuple[int, dict[str, str], str]:
     host, port = server.address
     connection = http.client.HTTPConnection(host, port, timeout=10)
     connection.request("GET", path, headers={"Accept": accept} if accept else {})
@@ -47,7 +47,7 @@ def get(server: Server, path: str, accept: str = "") -> tuple[int, dict[str, str
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, body
 
 
-def test_metrics_in_both_formats(server: Server) -> None:
+def test_metrics_in_both_formats(server: ExporterServer) -> None:
     status, headers, body = get(server, "/metrics")
     assert status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4")
     assert "jetson_module_power_watts 6.6" in body
@@ -57,14 +57,16 @@ def test_metrics_in_both_formats(server: Server) -> None:
     assert body.endswith("# EOF\n")
 
 
-def test_health_and_unknown_paths(server: Server) -> None:
+def test_health_and_unknown_paths(server: ExporterServer) -> None:
     assert get(server, "/healthz")[::2] == (200, "ok\n")
     status, _, body = get(server, "/nothing")
     assert status == 404 and "/metrics" in body
     assert get(server, "/metrics?collect=all")[0] == 200
 
 
-def test_energy_counters_rise_between_scrapes_at_the_rate_of_the_power(server: Server) -> None:
+def test_energy_counters_rise_between_scrapes_at_the_rate_of_the_power(
+    server: ExporterServer,
+) -> None:
     def joules() -> tuple[float, float]:
         body = get(server, "/metrics")[2]
         line = next(
@@ -96,16 +98,20 @@ def test_a_text_that_is_kept_is_that_of_now(show: Show, stage: TreeOnDisk) -> No
             stage.apply_changes(changes)
             for accept in ("", "application/openmetrics-text;version=1.0.0"):
                 found, fresh = (
-                    VARYING.sub(r"\1 SECONDS", one.exposition(accept)[1].decode())
+                    VARYING.sub(r"\1 SECONDS", one.content_type_and_exposition(accept)[1].decode())
                     for one in (exporter, Exporter(board))
                 )
                 assert found == fresh and found.count("# EOF") == bool(accept)
         for version in range(20):
-            exporter.exposition(f"application/openmetrics-text;version=1.0.{version}")
+            exporter.content_type_and_exposition(
+                f"application/openmetrics-text;version=1.0.{version}"
+            )
         assert len(exporter._texts) <= MOST_FORMATS
 
 
-def test_answers_bear_the_time_of_now(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_bear_the_time_of_now(
+    server: ExporterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dates = iter(("Sat, 28 Nov 2026 11:00:00 GMT", "Sat, 28 Nov 2026 11:00:01 GMT"))
     monkeypatch.setattr("orinexporter.web.formatdate", lambda usegmt: next(dates))
     found = [get(server, "/healthz")[1]["date"][-6:] for _ in range(2)]
@@ -133,7 +139,7 @@ class Tables(HTMLParser):
             self.tables.setdefault(self._table, []).append(data.strip())
 
 
-def test_the_page_has_its_tables_without_javascript(server: Server) -> None:
+def test_the_page_has_its_tables_without_javascript(server: ExporterServer) -> None:
     status, headers, body = get(server, "/")
     assert status == 200 and headers["content-type"] == "text/html; charset=utf-8"
     parsed = Tables()
@@ -160,7 +166,9 @@ def test_a_hostile_name_is_escaped(show: Show) -> None:
     with BoardReader(show(tree)) as board:
         exporter = Exporter(board)
         assert "<script>alert" not in exporter.html_page().decode()
-        assert 'rail="<script>alert(1)</script>"' in exporter.exposition()[1].decode()
+        assert (
+            'rail="<script>alert(1)</script>"' in exporter.content_type_and_exposition()[1].decode()
+        )
 
 
 def point(seconds: float, watts: float | None, **events: int) -> Moment:
@@ -186,11 +194,11 @@ def test_the_history_reads_only_what_no_scraper_has_read(
 
         monkeypatch.setattr(board, "read", counted)
         exporter._stop.set()
-        exporter._record_history()
-        exporter._record_history()
+        exporter._history_loop()
+        exporter._history_loop()
         assert len(reads) == 1 and len(exporter._history) == 2
         exporter._newest = exporter._newest[0] - 3.0, exporter._newest[1]
-        exporter._record_history()
+        exporter._history_loop()
         assert len(reads) == 2 and exporter._history[2].seconds > exporter._history[1].seconds
 
 
@@ -224,14 +232,14 @@ def test_throttle_events_in_the_history() -> None:
         point(10, 1.0, oc3=9),
         point(15, 1.0, oc3=2),
     ]
-    assert [(p.seconds, events) for p, events in points_with_events(history)] == [
+    assert [(p.seconds, events) for p, events in iter_throttle_moments(history)] == [
         (5, {"oc3": 2}),
         (15, {"oc3": 2}),
     ]
     assert page.throttle_marks(history) == [(200.0, "2 oc3"), (600.0, "2 oc3")]
 
 
-def test_a_client_that_sends_nothing_holds_nobody_up(server: Server) -> None:
+def test_a_client_that_sends_nothing_holds_nobody_up(server: ExporterServer) -> None:
     silent = [socket.create_connection(server.address) for _ in range(20)]
     assert get(server, "/healthz")[0] == 200
     # It did not wait until they were cut off: they still are connected.
@@ -250,7 +258,7 @@ with BoardReader(Roots.in_directory(sys.argv[1])) as board:
     exporter = Exporter(board)
     for _ in range(201):
         begun = time.process_time()
-        exporter.exposition()
+        exporter.content_type_and_exposition()
         print(time.process_time() - begun)
 """
 
@@ -284,13 +292,13 @@ def test_events_count_from_the_exporters_beginning(show: Show, stage: TreeOnDisk
             if value == "none":
                 assert (
                     'event="oc3"'
-                    not in exporter.exposition()[1]
+                    not in exporter.content_type_and_exposition()[1]
                     .decode()
                     .partition("throttle_enabled")[0]
                     .rpartition("throttle_events")[2]
                 )
             else:
-                counts.append(count(exporter.exposition()[1].decode()))
+                counts.append(count(exporter.content_type_and_exposition()[1].decode()))
     # It went back to 5: a suspend, after which it begins anywhere, as at boot.
     assert counts == ["0.0", "6.0", "7.0", "7.0", "9.0"]
 

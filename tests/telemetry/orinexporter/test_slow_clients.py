@@ -17,7 +17,7 @@ from orinboard.readings import Rail, Readings
 from orinboard.sources import BoardReader
 from orinexporter import web
 from orinexporter.exporter import Exporter
-from orinexporter.web import Server
+from orinexporter.web import ExporterServer
 
 
 def descriptors() -> int:
@@ -178,7 +178,7 @@ def test_health_knows_the_samplers_last_sample(monkeypatch: pytest.MonkeyPatch) 
 
     sampler = EnergySampler(hertz=50, readers=[blocks])
     exporter = Exporter(BoardReader(Roots(), ()), sampler)
-    with exporter, Server(("127.0.0.1", 0), exporter) as server:
+    with exporter, ExporterServer(("127.0.0.1", 0), exporter) as server:
         assert until(lambda: ask(server, "/healthz")[0] == 503)
         assert b"the energy sampler's last sample is " in ask(server, "/healthz")[2]
         text = ask(server, "/metrics")[2].decode()

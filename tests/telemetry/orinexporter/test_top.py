@@ -30,13 +30,13 @@ from orinboard.files import FileReader, Roots
 from orinboard.readings import CoreTicks, GpuProcess
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import NVMAP_CLIENTS, read_debugfs
-from orinboard.sensors.system import read_host
+from orinboard.sensors.system import read_host_usage
 from orinboard.sensors.thermal import read_zones
 from orinboard.sources import SOURCES, BoardReader
 from orinexporter.cli import main
 from orinexporter.exporter import Exporter
 from orinexporter.history import core_loads
-from orinexporter.top import board_screen, gauge_table, zone_table
+from orinexporter.top import board_screen, gauge_table, zone_and_engine_table
 
 CLIENTS = """\
 CLIENT                        PROCESS      PID        SIZE
@@ -73,7 +73,7 @@ def test_a_loaded_board(show: Show) -> None:
 def test_what_is_hot_is_red(millidegrees: int, style: str, show: Show) -> None:
     """From five degrees below where the chip is slowed down."""
     files = FileReader(show(idle() | {f"{THERMAL}/thermal_zone8/temp": f"{millidegrees}\n"}))
-    for table in (gauge_table(read_zones(files), 0.0), zone_table(read_zones(files))):
+    for table in (gauge_table(read_zones(files), 0.0), zone_and_engine_table(read_zones(files))):
         bars = [cell for cell in table.columns[2].cells if isinstance(cell, ProgressBar)]
         assert style in {bar.complete_style for bar in bars}
         assert style == "red" or "red" not in {bar.complete_style for bar in bars}
@@ -121,7 +121,7 @@ def test_memory_swap_and_ticks(show: Show) -> None:
         "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 400 kB\nSwapTotal: 0 kB\n",
         "proc/stat": "cpu  9 9 9 9 9\ncpu0 10 1 5 80 4 0 0 0 3 0\ncpu7 1 1 1\nintr 5\n",
     }
-    host = read_host(FileReader(show(tree))).host
+    host = read_host_usage(FileReader(show(tree))).host
     assert host and (host.memory_bytes, host.memory_available_bytes) == (1024000, 409600)
     assert (host.swap_bytes, host.swap_free_bytes) == (0, None)
     assert host.cores == (CoreTicks(0, 16, 100),)
