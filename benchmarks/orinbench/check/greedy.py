@@ -72,7 +72,7 @@ def decode_greedily(
         begin()
         yield 1
         for number, token in enumerate(tokens[:-1], 1):
-            executor.launch_step(token, last + number)
+            executor.submit_step(token, last + number)
             yield number + 1
 
     say(f"reading {len(prompt)} tokens")
@@ -82,7 +82,7 @@ def decode_greedily(
         tokens.append(executor.wait_for_token())
         say(f"token {len(tokens)} of {n_tokens}")
         if len(tokens) < n_tokens:
-            executor.launch_step()
+            executor.submit_step()
     logits = []
     for number in replayed():
         logits.append(executor.wait_for_logits().astype(np.float64))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from orinllm.batching.cache import SequencePlace
-from orinllm.batching.runner import Row, common_prefix_length
+from orinllm.batching.runner import StepRow, common_prefix_length
 from orinllm.choose.sampling import DrawnTokens, Floats, Sampling, draw_on_host
 from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, batch_sizes
 from orinllm.gpu.fused import FusedExecutor
@@ -39,7 +39,9 @@ class FusedRunner:
         self._draws: dict[int, list[_SlotSampling]] = {}  # by size: what each slot draws like
         self._steps = deque[_StepInFlight]()  # under way
         self._last: _StepInFlight | None = None  # that was collected
-        self._alone: tuple[_Placement, Sampling] | None = None  # what `verify_guesses` goes on with
+        self._alone: tuple[_Placement, Sampling] | None = (
+            None  # what `tokens_after_guesses` goes on with
+        )
 
     def make_mtp_block(self, network: Network, gguf: GGUF, config: Config) -> FusedMtpBlock:
         """Return a block that proposes tokens, of a file, before anything is computed.
@@ -58,7 +60,7 @@ class FusedRunner:
         return made
 
     def compile_kernels(self, verifies: bool = False) -> None:
-        """Compile what pieces of prompts and all sizes of steps need, `verify_guesses` if used."""
+        """Compile what pieces of prompts and all sizes of steps need; guesses if it `verifies`."""
         self._pieces = self._pieces and self.executor.has_piece_launches
         if verifies and self.most_verified_tokens > 1:
             for how in (Sampling(), Sampling(temperature=0)):
@@ -87,12 +89,12 @@ class FusedRunner:
         slots = self.executor.memory.slots
         self.executor.start_state_copy(slots + checkpoint, _placement_of(pages).slot)
 
-    def hidden_states(
+    def prefill_for_hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         """See `Runner`."""
         self._place_lone_sequence(pages)
-        return self.executor.hidden_states(tokens, start, end)
+        return self.executor.prefill_for_hidden_states(tokens, start, end)
 
     def _place_lone_sequence(self, pages: Sequence[int]) -> None:
         # The executor's own decoder of one sequence is placed anew with it, and so are verifiers.
@@ -104,10 +106,10 @@ class FusedRunner:
 
     @property
     def most_verified_tokens(self) -> int:
-        """Tokens that `verify_guesses` takes at most."""
+        """Tokens that `tokens_after_guesses` takes at most."""
         return self.executor.most_verified_tokens
 
-    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """Compute a row's token and guesses behind it; return the token that follows each."""
         assert row.token is not None
         how, at = row.draw.sampling, _placement_of(row.pages)
@@ -121,12 +123,12 @@ class FusedRunner:
         self.executor.set_states_after_first(1 + common_prefix_length(guesses, drawn))
         return drawn
 
-    def begin_answer(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: StepRow, start: int) -> None:
         """See `Runner`; where every step has the same shape, the last token is one of its own."""
         tokens = row.draw.before
         if not self._begins or self.chunk == 1:
             self.fill_pages(row.pages, tokens, start, row.position)
-            self.launch_step([row])
+            self.submit_step([row])
             return
         self._place_lone_sequence(row.pages)
         decoder = self.executor.decoder_for()
@@ -136,7 +138,7 @@ class FusedRunner:
         self._steps.clear()
         self._steps.append(_StepInFlight([row], decoder, decoder.make_token_reader()))
 
-    def launch_step(self, rows: Sequence[Row]) -> None:
+    def submit_step(self, rows: Sequence[StepRow]) -> None:
         """See `Runner`."""
         size = min(size for size in self._sizes if size >= len(rows))
         decoder, idle = self.executor.decoder_for(size), size - len(rows)
@@ -166,7 +168,7 @@ class FusedRunner:
             for i, row in enumerate(step.rows)
         ]
 
-    def logits(self) -> Floats:
+    def last_logits(self) -> Floats:
         """See `Runner`."""
         assert self._last is not None
         return self._last.decoder.wait_for_logits()[: len(self._last.rows)]
@@ -182,7 +184,7 @@ class FusedRunner:
             decoder.set_slot_pages(changed[0], places[changed[0]].pages)
         self._placed[decoder.sequences] = places
 
-    def _set_sampling(self, decoder: Decoder, rows: Sequence[Row]) -> None:
+    def _set_sampling(self, decoder: Decoder, rows: Sequence[StepRow]) -> None:
         """Tell the device how each slot draws; what needs logits or masks is drawn here."""
         size = decoder.sequences
         held = self._draws.setdefault(size, [_SlotSampling()] * size)
@@ -217,7 +219,7 @@ def _placement_of(pages: Sequence[int]) -> _Placement:
 class _StepInFlight:
     """A step under way: its rows, whose logits it leaves, and what waits for its tokens."""
 
-    rows: Sequence[Row]
+    rows: Sequence[StepRow]
     decoder: Decoder
     arrived: Callable[[], Sequence[int]]
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from orinllm.batching.runner import Row
+from orinllm.batching.runner import StepRow
 from orinllm.choose.sampling import DrawnTokens, Floats, draw_on_host
 from orinllm.network.config import Config
 
@@ -24,7 +24,7 @@ class GeneralPath(Protocol):
         """Append tokens from position `start` on; return the logits after the last one."""
         ...
 
-    def hidden_states(self, tokens: Sequence[int], start: int) -> Floats:
+    def prefill_for_hidden_states(self, tokens: Sequence[int], start: int) -> Floats:
         """Append tokens; return what the last norm makes of each: (tokens, width)."""
         ...
 
@@ -38,7 +38,7 @@ class GeneralRunner:
     def __init__(self, path: GeneralPath) -> None:
         self.path, self.name, self.context = path, path.name, path.context
         self.vocab_size = path.config.vocab_size
-        self._row: Row | None = None
+        self._row: StepRow | None = None
         self._start = 0  # of the row's tokens that are not computed
         self._logits: Floats = np.empty(0, np.float32)
 
@@ -53,17 +53,17 @@ class GeneralRunner:
     def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
 
-    def hidden_states(
+    def prefill_for_hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         """See `Runner`."""
-        return self.path.hidden_states(tokens[start:end], start)
+        return self.path.prefill_for_hidden_states(tokens[start:end], start)
 
-    def begin_answer(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: StepRow, start: int) -> None:
         """See `Runner`."""
         self._row, self._start = row, start
 
-    def launch_step(self, rows: Sequence[Row]) -> None:
+    def submit_step(self, rows: Sequence[StepRow]) -> None:
         """See `Runner`."""
         (self._row,) = rows
         self._start = self._row.position
@@ -76,10 +76,10 @@ class GeneralRunner:
         self._logits = self.path.prefill([*tokens, row.token], self._start)
         return [draw_on_host(self._logits, row.draw)]
 
-    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """See `Runner`; nobody asks, since `most_verified_tokens` is 1."""
         raise NotImplementedError
 
-    def logits(self) -> Floats:
+    def last_logits(self) -> Floats:
         """See `Runner`."""
         return self._logits[None]

@@ -10,7 +10,7 @@ text is the same, and drawn text too. How many go into a pass is `VERIFIED` of g
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from orinllm.batching.runner import Row, Runner, common_prefix_length
+from orinllm.batching.runner import Runner, StepRow, common_prefix_length
 from orinllm.choose.sampling import DrawRequest, Floats, Sampling, sample_token
 from orinllm.gpu.kernels.buffers import PAGE, page_count
 
@@ -92,7 +92,7 @@ class DraftProposer:
     def _prefill_text(self, text: Sequence[int], start: int) -> None:
         """Compute a text from `start` on; a prompt as the model's own is, for the same numbers."""
         if len(text) - start >= self._runner.most_verified_tokens:
-            row = Row(text[-1], len(text) - 1, self._pages, DrawRequest(self._how, text))
+            row = StepRow(text[-1], len(text) - 1, self._pages, DrawRequest(self._how, text))
             self._runner.begin_answer(row, start)
             self._runner.collect_tokens()
         else:
@@ -102,17 +102,17 @@ class DraftProposer:
         """Return up to `most` tokens; the next one is started before one is looked at."""
         runner, draw = self._runner, DrawRequest(self._how, text)
         found: list[int] = []
-        runner.launch_step([Row(text[-1], len(text) - 1, self._pages, draw)])
+        runner.submit_step([StepRow(text[-1], len(text) - 1, self._pages, draw)])
         for at in range(len(text), len(text) + most):
             goes_on = at + 1 < len(text) + most
             if goes_on and runner.most_steps_in_flight > 1:
-                runner.launch_step([Row(None, at, self._pages, draw)])
+                runner.submit_step([StepRow(None, at, self._pages, draw)])
             token = runner.collect_tokens()[0].token
             if token < 0:
                 break
             found.append(token)
             if goes_on and runner.most_steps_in_flight == 1:
-                runner.launch_step([Row(token, at, self._pages, draw)])
+                runner.submit_step([StepRow(token, at, self._pages, draw)])
         return found
 
 

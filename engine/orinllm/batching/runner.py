@@ -14,7 +14,7 @@ from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats
 
 
 @dataclass(frozen=True)
-class Row:
+class StepRow:
     """A sequence's part of a step: its last token, where it is, and how the next one is drawn.
 
     token: None for the one that the step under way draws; `draw.before` is without it.
@@ -59,7 +59,7 @@ class Runner(Protocol):
 
     @property
     def most_verified_tokens(self) -> int:
-        """Tokens that `verify_guesses` takes at most; 1: there is nothing to be gained by it."""
+        """Tokens that `tokens_after_guesses` takes at most; 1: nothing is gained by it."""
         ...
 
     def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
@@ -74,13 +74,13 @@ class Runner(Protocol):
         """Copy a checkpoint to a sequence's recurrent states."""
         ...
 
-    def hidden_states(
+    def prefill_for_hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         """Do as `fill_pages`, and return the tokens' states before the logits: (tokens, width)."""
         ...
 
-    def begin_answer(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: StepRow, start: int) -> None:
         """Start the end of a prompt and the token behind it: a step of one row.
 
         The tokens are `row.draw.before` from `start` on, `row.token` the last of them. No other
@@ -88,7 +88,7 @@ class Runner(Protocol):
         """
         ...
 
-    def launch_step(self, rows: Sequence[Row]) -> None:
+    def submit_step(self, rows: Sequence[StepRow]) -> None:
         """Start a token of each row; rows without tokens are those of the step under way."""
         ...
 
@@ -99,14 +99,14 @@ class Runner(Protocol):
         """
         ...
 
-    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """Compute a row's token and guesses behind it; return the token that follows each.
 
         The sampling has no penalties: those would depend on the tokens before.
         """
         ...
 
-    def logits(self) -> Floats:
+    def last_logits(self) -> Floats:
         """Return the logits of the last step that was collected: (rows, vocabulary)."""
         ...
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orinllm.batching.cache import Store
-from orinllm.batching.runner import Row, Runner
+from orinllm.batching.runner import Runner, StepRow
 from orinllm.batching.sequence import (
     FairQueue,
     PhaseStopwatch,
@@ -401,7 +401,7 @@ class Scheduler:
             self.runner.fill_pages(lease.pages, sequence.ids, start, end)
         else:
             sequence.hidden_states(
-                start, self.runner.hidden_states(lease.pages, sequence.ids, start, end)
+                start, self.runner.prefill_for_hidden_states(lease.pages, sequence.ids, start, end)
             )
         sequence.filled = end
         self.store.commit_tokens(lease, sequence.ids, end)
@@ -419,7 +419,7 @@ class Scheduler:
         going = [sequence for sequence in going if sequence.lease is not None]
         if going:
             rows = [self._row_of(sequence, self._speculation_room(sequence)) for sequence in going]
-            self.runner.launch_step(rows)
+            self.runner.submit_step(rows)
             self._flight.append(_StepInFlight(going))
 
     def _launch_step_ahead(self) -> bool:
@@ -433,7 +433,7 @@ class Scheduler:
         first = self._flight[0]
         if first.begins or first.sequences != going or not all(map(self._can_launch_ahead, going)):
             return False
-        self.runner.launch_step([self._row_of(sequence, known=False) for sequence in going])
+        self.runner.submit_step([self._row_of(sequence, known=False) for sequence in going])
         self._flight.append(_StepInFlight(going))
         return True
 
@@ -468,14 +468,14 @@ class Scheduler:
         return room if fits else 0
 
     @staticmethod
-    def _row_of(sequence: Sequence, room: int = 0, known: bool = True) -> Row:
+    def _row_of(sequence: Sequence, room: int = 0, known: bool = True) -> StepRow:
         """Return a sequence's part of a step that starts, behind its last token or one that is not
         `known`."""
         assert sequence.lease is not None
         ids = sequence.ids
         token, position = (ids[-1], len(ids) - 1) if known else (None, len(ids))
         sequence.lease.started = position + 1
-        return Row(token, position, sequence.lease.pages, sequence.draw, room, sequence.behind)
+        return StepRow(token, position, sequence.lease.pages, sequence.draw, room, sequence.behind)
 
     def _hand_out_tokens(self) -> None:
         """Give the tokens of the last step to their sinks, while the device computes the next."""

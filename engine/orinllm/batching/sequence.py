@@ -66,7 +66,7 @@ class Sequence:
     n_prompt: int = field(init=False)
     draw: DrawRequest = field(init=False)
     pictures: tuple[Picture, ...] = field(init=False)
-    behind: int = field(init=False)  # of the answer's tokens (Row.behind)
+    behind: int = field(init=False)  # of the answer's tokens (StepRow.behind)
     n_cached: int = 0  # tokens of the prompt that were known when it began
     n_guessed: int = 0  # tokens that were guessed, and those of them that were right
     n_right: int = 0

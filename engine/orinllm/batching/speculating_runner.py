@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from orinllm.batching.proposers import Proposer
-from orinllm.batching.runner import Row, Runner, common_prefix_length
+from orinllm.batching.runner import Runner, StepRow, common_prefix_length
 from orinllm.choose.sampling import DrawnTokens, Floats
 
 
@@ -27,7 +27,7 @@ class SpeculatingRunner:
         )
         self._text: Sequence[int] | None = None  # what the proposer goes on with
         self._asked: Proposer | None = None  # who began with it
-        self._rows: Sequence[Row] = ()
+        self._rows: Sequence[StepRow] = ()
         self._guesses: list[int] = []
 
     @property
@@ -45,18 +45,18 @@ class SpeculatingRunner:
         """See `Runner`."""
         return self._runner.most_verified_tokens
 
-    def begin_answer(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: StepRow, start: int) -> None:
         """See `Runner`."""
         self._guesses = []
         self._runner.begin_answer(row, start)
 
-    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""
-        return self._runner.verify_guesses(row, guesses)
+        return self._runner.tokens_after_guesses(row, guesses)
 
-    def logits(self) -> Floats:
+    def last_logits(self) -> Floats:
         """See `Runner`."""
-        return self._runner.logits()
+        return self._runner.last_logits()
 
     def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`."""
@@ -70,27 +70,27 @@ class SpeculatingRunner:
         """See `Runner`."""
         self._runner.restore_states(pages, checkpoint)
 
-    def hidden_states(
+    def prefill_for_hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         """See `Runner`."""
-        return self._runner.hidden_states(pages, tokens, start, end)
+        return self._runner.prefill_for_hidden_states(pages, tokens, start, end)
 
-    def launch_step(self, rows: Sequence[Row]) -> None:
+    def submit_step(self, rows: Sequence[StepRow]) -> None:
         """See `Runner`."""
         self._rows, self._guesses = rows, self._lone_row_guesses(rows)
         if not self._guesses:
-            self._runner.launch_step(rows)
+            self._runner.submit_step(rows)
 
     def collect_tokens(self) -> list[DrawnTokens]:
         """See `Runner`."""
         if not self._guesses:
             return self._runner.collect_tokens()
-        drawn = self._runner.verify_guesses(self._rows[0], self._guesses)
+        drawn = self._runner.tokens_after_guesses(self._rows[0], self._guesses)
         right = common_prefix_length(self._guesses, drawn)
         return [DrawnTokens(drawn[0], None, tuple(drawn[1 : right + 1]), len(self._guesses))]
 
-    def _lone_row_guesses(self, rows: Sequence[Row]) -> list[int]:
+    def _lone_row_guesses(self, rows: Sequence[StepRow]) -> list[int]:
         row, draw, proposer = rows[0], rows[0].draw, self.proposer
         # Penalties depend on the tokens before, masks and logarithms are the host's.
         if (

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.batching.runner import Row, common_prefix_length
+from orinllm.batching.runner import StepRow, common_prefix_length
 from orinllm.choose.hidden_states import rms_normed
 from orinllm.choose.sampling import DrawnTokens, draw_on_host, sample_token
 from orinllm.cpu.native import core_count, load_native_code
@@ -141,7 +141,7 @@ class CpuExecutor:
         self._compute_piece(tokens, positions, slots, range(len(tokens)), turns)
         return self._read_logits(len(tokens))
 
-    def hidden_states(
+    def prefill_for_hidden_states(
         self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
     ) -> Floats:
         """Append tokens to a slot; return what the last norm makes of each: (tokens, width)."""
@@ -365,7 +365,7 @@ class CpuRunner:
         self.path, self.context = path, path.context
         self.vocab_size, self.slots = path.vocab_size, path.slots
         self._each = page_count(path.context)  # pages of a slot
-        self._rows: Sequence[Row] = ()
+        self._rows: Sequence[StepRow] = ()
         self._start = -1  # of what is left of one row's prompt; -1: nothing is
         self._logits: Floats = np.empty((0, self.vocab_size), np.float32)
 
@@ -383,18 +383,20 @@ class CpuRunner:
         """See `Runner`."""
         self.path.restore_states(self._slot_of_pages(pages), checkpoint)
 
-    def hidden_states(
+    def prefill_for_hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         """See `Runner`."""
         turns = self._mrope_positions(tokens, start, end)
-        return self.path.hidden_states(tokens[start:end], start, self._slot_of_pages(pages), turns)
+        return self.path.prefill_for_hidden_states(
+            tokens[start:end], start, self._slot_of_pages(pages), turns
+        )
 
-    def begin_answer(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: StepRow, start: int) -> None:
         """See `Runner`."""
         self._rows, self._start = [row], start
 
-    def launch_step(self, rows: Sequence[Row]) -> None:
+    def submit_step(self, rows: Sequence[StepRow]) -> None:
         """See `Runner`."""
         self._rows, self._start = rows, -1
 
@@ -414,7 +416,7 @@ class CpuRunner:
             self._logits = self.path.prefill(text[start:], start, slots[0], given)[None]
         return [draw_on_host(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
 
-    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""
         assert row.token is not None
         slot, how = self._slot_of_pages(row.pages), row.draw.sampling
@@ -425,7 +427,7 @@ class CpuRunner:
         self.path.set_states_after_first(1 + common_prefix_length(guesses, drawn), slot)
         return drawn
 
-    def logits(self) -> Floats:
+    def last_logits(self) -> Floats:
         """See `Runner`."""
         return self._logits
 

@@ -308,7 +308,9 @@ class FusedExecutor:
         self.decoder_for().set_position_shifts([self._position_shift(tokens)])
         self.decoder_for().start_after_chunk(end - 1)
 
-    def hidden_states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
+    def prefill_for_hidden_states(
+        self, tokens: Sequence[int], start: int, end: int
+    ) -> NDArray[np.float32]:
         """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""
         pieces, x = [], self._prompt.list.residual
         while start < end:

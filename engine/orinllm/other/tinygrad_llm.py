@@ -67,7 +67,7 @@ class UpstreamExecutor:
         """Append one token at `position`; return the logits after it."""
         return self.prefill([token], position)
 
-    def hidden_states(self, tokens: Sequence[int], start: int) -> Floats:
+    def prefill_for_hidden_states(self, tokens: Sequence[int], start: int) -> Floats:
         """Append tokens; return what the last norm makes of each: (tokens, width)."""
         self._check_context_room(len(tokens), start)
         return np.stack(self._run_tokens(self._state, tokens, start, every=True))

@@ -25,7 +25,7 @@ class FakeExecutor:
         self.filled += tokens[start:-1]
         self.steps.append((tokens[-1], len(tokens) - 1))
 
-    def launch_step(self, token: int | None = None, position: int = 0) -> None:
+    def submit_step(self, token: int | None = None, position: int = 0) -> None:
         self.steps.append((token, position))
 
     def wait_for_token(self) -> int:

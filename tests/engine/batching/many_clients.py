@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from orinllm.batching.cache import PagedStore, SlotStore, Store
-from orinllm.batching.runner import Row
+from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver
 from orinllm.batching.sequence import Sequence as Job
@@ -103,7 +103,7 @@ class Model:
         self.computed += end - start
         self.meddle()
 
-    def hidden_states(
+    def prefill_for_hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         self.fill_pages(pages, tokens, start, end)
@@ -120,13 +120,13 @@ class Model:
         self._slots[self._slot(pages)] = self._checkpoints[checkpoint]
         self.resumed += 1
 
-    def begin_answer(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: StepRow, start: int) -> None:
         assert start <= row.position == len(row.draw.before) - 1
         self._steps.clear()  # what was not collected is not wanted
         self.fill_pages(row.pages, row.draw.before, start, row.position)
-        self.launch_step([row])
+        self.submit_step([row])
 
-    def launch_step(self, rows: Sequence[Row]) -> None:
+    def submit_step(self, rows: Sequence[StepRow]) -> None:
         assert 0 < len(rows) <= self.slots
         known = [row.token for row in rows if row.token is not None]
         assert len(known) in (0, len(rows))
@@ -140,7 +140,7 @@ class Model:
         assert len(self._steps) <= self.most_steps_in_flight
         self.meddle()
 
-    def _step(self, row: Row, token: int) -> DrawnTokens:
+    def _step(self, row: StepRow, token: int) -> DrawnTokens:
         how = row.draw
         chain = self._put(row.pages, row.position, token)
         self._look(row.pages, how.before, min(row.position + 1, len(how.before)), chain)
@@ -153,12 +153,12 @@ class Model:
         self.meddle()
         return self._steps.popleft()
 
-    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         assert row.token is not None and len(guesses) < self.most_verified_tokens
         texts = enumerate((row.token, *guesses), row.position)
         return [_next(self._put(row.pages, i, t), row.draw.sampling, None) for i, t in texts]
 
-    def logits(self) -> Floats:
+    def last_logits(self) -> Floats:
         raise AssertionError("nobody checks the model")
 
 

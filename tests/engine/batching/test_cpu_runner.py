@@ -59,13 +59,13 @@ class Server:
         assert isinstance(runner, CpuRunner) and runner.slots == slots
         store = make_store(runner, network)
         assert isinstance(store, SlotStore)
-        self.widest, launch = 0, runner.launch_step
+        self.widest, launch = 0, runner.submit_step
 
         def counted(rows: list[object]) -> None:
             self.widest = max(self.widest, len(rows))
             launch(rows)  # type: ignore[arg-type]
 
-        runner.launch_step = counted  # type: ignore[assignment, method-assign]
+        runner.submit_step = counted  # type: ignore[assignment, method-assign]
         self.scheduler = Scheduler(runner, store, SchedulerObserver(), 1000)
         self._thread = threading.Thread(target=self.scheduler.run)
         self._thread.start()

@@ -13,7 +13,7 @@ from tests.engine.server.toy import ToyRunner, toy_logits
 
 from orinllm.batching.cache import PagedStore, SequencePlace
 from orinllm.batching.checkpoints import StateSlots
-from orinllm.batching.runner import Row
+from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver, Sequence
 from orinllm.choose.sampling import DrawnTokens, Sampling
@@ -53,7 +53,7 @@ class RecurrentToy(ToyRunner):
         self.state[pages.slot] = list(self.copies[checkpoint])
         self.resumed += 1
 
-    def _token(self, row: Row, token: int) -> DrawnTokens:
+    def _token(self, row: StepRow, token: int) -> DrawnTokens:
         """Draw from the state where it is that of the pages, else from what no text has."""
         state = self._put(row.pages, [token], row.position)
         self._cells[row.pages[row.position // PAGE], row.position % PAGE] = token

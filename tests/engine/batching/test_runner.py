@@ -8,7 +8,7 @@ from tests.engine.conftest import Load, Synthetic
 
 from orinllm.batching.cache import SequencePlace
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.runner import Row
+from orinllm.batching.runner import StepRow
 from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
 from orinllm.gpu.decoder import Decoder
 from orinllm.gpu.kernels.buffers import PAGE
@@ -33,13 +33,13 @@ class Request:
             self.sampling, self.text, None if self.only is None else self.mask, self.top
         )
 
-    def row(self) -> Row:
+    def row(self) -> StepRow:
         """Return what a step is given."""
-        return Row(self.text[-1], len(self.text) - 1, self.pages, self.how)
+        return StepRow(self.text[-1], len(self.text) - 1, self.pages, self.how)
 
-    def next_row(self) -> Row:
+    def next_row(self) -> StepRow:
         """Return what the step behind it is given, before its token is known."""
-        return Row(None, len(self.text), self.pages, self.how)
+        return StepRow(None, len(self.text), self.pages, self.how)
 
     def wanted(self, logits: np.ndarray) -> int:
         """Return the token that the host draws."""
@@ -52,14 +52,14 @@ def step(
     """Compute a token of each; if the host draws none, two more, each begun before that is read."""
     decoder = decoder_of(1 << (len(requests) - 1).bit_length())
     ahead = 2 if all(request.how.is_token_only for request in requests) else 0
-    runner.launch_step([request.row() for request in requests])
+    runner.submit_step([request.row() for request in requests])
     found = [decoder.wait_for_logits()]
     table = decoder.list.table
     placed = np.frombuffer(table.copyout(memoryview(bytearray(table.nbytes))), np.int32)
     assert placed[: 2 * len(requests)].tolist() == [p for one in requests for p in one.pages]
     for i in range(ahead + 1):
         if i < ahead:
-            runner.launch_step([request.next_row() for request in requests])
+            runner.submit_step([request.next_row() for request in requests])
             found.append(decoder.wait_for_logits())
         for slot, (request, drawn) in enumerate(
             zip(requests, runner.collect_tokens(), strict=True)
@@ -114,8 +114,8 @@ def test_penalties_count_the_text_of_their_own_request(
     assert again.text == first.text[:8]
     heir.text = [first.text[8]] * 7 + again.text[7:]
     step(runner, [heir], executor.decoder_for)
-    runner.launch_step([again.row()])
-    runner.launch_step([again.next_row()])
+    runner.submit_step([again.row()])
+    runner.submit_step([again.next_row()])
     runner.collect_tokens()
     step(runner, [again], executor.decoder_for)
 

@@ -182,7 +182,7 @@ def test_a_long_prompt_does_not_stop_others() -> None:
 
 def test_a_turn_computes_few_prompts_and_the_first_token_is_counted_apart() -> None:
     it, turns, firsts = Running(runner(slots=8)), [0], list[bool]()
-    fill, launch = it.runner.fill_pages, it.runner.launch_step
+    fill, launch = it.runner.fill_pages, it.runner.submit_step
     it.watch.on_token = lambda sequence, gap, first: firsts.append(first)  # type: ignore[method-assign]
 
     def counted(pages: Any, tokens: Any, start: int, end: int) -> None:
@@ -193,7 +193,7 @@ def test_a_turn_computes_few_prompts_and_the_first_token_is_counted_apart() -> N
         turns.append(0)
         launch(rows)
 
-    it.runner.fill_pages, it.runner.launch_step = counted, begins  # type: ignore[method-assign]
+    it.runner.fill_pages, it.runner.submit_step = counted, begins  # type: ignore[method-assign]
     jobs = [job(prompt(i, 10), 3) for i in range(8)]
     with it:
         it.answer(*jobs)
@@ -240,14 +240,14 @@ def test_the_queue_is_fair_and_ends() -> None:
 def test_who_has_its_last_token_is_told_of_a_failure() -> None:
     it, failures = Running(runner(slots=2)), list[str]()
     it.scheduler.on_failure = failures.append
-    launch = it.runner.launch_step
+    launch = it.runner.submit_step
 
     def second_breaks(rows: Any) -> None:
         if it.runner.steps:
             raise OSError("the device is gone")
         launch(rows)
 
-    it.runner.launch_step = second_breaks  # type: ignore[method-assign]
+    it.runner.submit_step = second_breaks  # type: ignore[method-assign]
     short, long = job(prompt(1, 5), 1), job(prompt(2, 5), 5)
     with it:
         it.scheduler.submit([short, long])
@@ -378,14 +378,14 @@ def test_a_prompt_ends_with_its_first_token_where_nobody_answers() -> None:
 def test_a_first_token_is_heard_before_the_second_is_started() -> None:
     """The second step's launches may have to be made."""
     it = Running(runner())
-    one, launch = job(prompt(1, 30), 3), it.runner.launch_step
+    one, launch = job(prompt(1, 30), 3), it.runner.submit_step
     heard: list[int] = []
 
     def noted(rows: Any) -> None:
         heard.append(len(ear(one).heard))
         launch(rows)
 
-    it.runner.launch_step = noted  # type: ignore[method-assign]
+    it.runner.submit_step = noted  # type: ignore[method-assign]
     it.scheduler.on_first_token = lambda: heard.append(-len(ear(one).heard))
     with it:
         it.answer(one)

@@ -33,7 +33,7 @@ def logits_of(executor: SequenceExecutor, tokens: list[int]) -> NDArray[np.float
     """Logits after each token: (tokens, vocabulary)."""
     rows = []
     for position, token in enumerate(tokens):
-        executor.launch_step(token, position)
+        executor.submit_step(token, position)
         rows.append(executor.wait_for_logits().astype(np.float64))
     return np.stack(rows)
 
@@ -51,10 +51,10 @@ def main() -> int:
         parser.error(f"{options.model}: the fused kernels do not take it on {plan.device}")
     executor = RunnerExecutor(make_network_runner(network))
     tokens = [FIRST]
-    executor.launch_step(FIRST, 0)
+    executor.submit_step(FIRST, 0)
     for _ in range(options.tokens):
         tokens.append(executor.wait_for_token())
-        executor.launch_step()
+        executor.submit_step()
     found = {"fused": logits_of(executor, tokens[:-1])}
     cpu = RunnerExecutor(make_runner(network, plan_network(network, "CPU")))
     found["cpu"] = logits_of(cpu, tokens[:-1])

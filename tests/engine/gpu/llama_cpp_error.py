@@ -42,7 +42,7 @@ def logits_of(runner: Runner) -> Floats:
     executor = RunnerExecutor(runner)
     for position in POSITIONS:
         executor.fill_cache(tokens, 0, position)
-        executor.launch_step(tokens[position], position)
+        executor.submit_step(tokens[position], position)
         found.append(executor.wait_for_logits().astype(np.float64))
     return np.stack(found)
 

@@ -39,7 +39,7 @@ def _check(executor: RunnerExecutor, name: str) -> None:
     tokens, want = list(upstream_models.PROMPT), np.array(WANTED[name])
     for _ in range(2):
         executor.fill_cache(tokens, 0, len(tokens) - 1)
-        executor.launch_step(tokens[-1], len(tokens) - 1)
+        executor.submit_step(tokens[-1], len(tokens) - 1)
         error = executor.wait_for_logits().astype(np.float64) - want
         assert np.sqrt((error**2).mean()) < 1e-2 * want.std()
         assert executor.wait_for_token() == want.argmax()

@@ -300,7 +300,7 @@ def test_a_failure_in_the_middle_is_an_event() -> None:
         def broken(rows: object) -> None:
             raise OSError("the device is gone")
 
-        runner(server).launch_step = broken  # type: ignore[method-assign]
+        runner(server).submit_step = broken  # type: ignore[method-assign]
         with pytest.raises(openai.APIError, match="the device is gone"):
             list(chunks)
         wait_until(lambda: bool(server.failures), "the failure")  # said after the event

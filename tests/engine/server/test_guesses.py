@@ -29,7 +29,7 @@ from tests.engine.server.toy import ToyRunner
 
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.runner import Row
+from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
@@ -261,7 +261,7 @@ def test_verification_is_where_its_sequence_lies() -> None:
     runner = FusedRunner(executor, 2)
 
     def verify(pages: list[int], how: Sampling = GREEDY) -> None:
-        runner.verify_guesses(Row(5, 3, pages, DrawRequest(how, [1, 2, 3, 5])), [6])
+        runner.tokens_after_guesses(StepRow(5, 3, pages, DrawRequest(how, [1, 2, 3, 5])), [6])
 
     verify([0])
     runner.fill_pages([1], [7, 8], 0, 1)

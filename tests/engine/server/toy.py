@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests.engine.models import smollm2
 
 from orinllm.batching.cache import PagedStore
-from orinllm.batching.runner import Row
+from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver
 from orinllm.choose.hidden_states import Pooling
@@ -82,7 +82,7 @@ class ToyRunner:
     def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """There are none."""
 
-    def hidden_states(
+    def prefill_for_hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         """Each state tells of its token, its place and the one before, as they lie in the pages."""
@@ -90,14 +90,14 @@ class ToyRunner:
         held = self._held(pages, end)
         return np.array([[held[i], i, held[max(0, i - 1)]] for i in range(start, end)], np.float32)
 
-    def begin_answer(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: StepRow, start: int) -> None:
         assert start <= row.position == len(row.draw.before) - 1
         self._steps.clear()  # what was not collected is not wanted
         self.fill_pages(row.pages, row.draw.before, start, row.position)
         self.begun += 1
-        self.launch_step([row])
+        self.submit_step([row])
 
-    def launch_step(self, rows: Sequence[Row]) -> None:
+    def submit_step(self, rows: Sequence[StepRow]) -> None:
         assert 0 < len(rows) <= self.slots
         self.steps += 1
         self.widest = max(self.widest, len(rows))
@@ -117,24 +117,24 @@ class ToyRunner:
         self.pace()
         return self._steps.popleft()
 
-    def logits(self) -> Floats:
+    def last_logits(self) -> Floats:
         raise AssertionError("nobody checks the toy")
 
     @property
     def most_verified_tokens(self) -> int:
         return 5
 
-    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """Each token is drawn from those before it, as they lie in the row's pages."""
         found, text = list[int](), list(row.draw.before)
         self.verified += 1
         for i, token in enumerate((text[-1], *guesses)):
             draw_like = DrawRequest(row.draw.sampling, [*text, *guesses[:i]])
-            place = Row(token, row.position + i, row.pages, draw_like)
+            place = StepRow(token, row.position + i, row.pages, draw_like)
             found.append(self._token(place, token).token)
         return found
 
-    def _token(self, row: Row, token: int) -> DrawnTokens:
+    def _token(self, row: StepRow, token: int) -> DrawnTokens:
         self._cells[row.pages[row.position // PAGE], row.position % PAGE] = token
         if self.script is not None:
             # An answer is known by its text, which grows in place.

@@ -70,4 +70,4 @@ def test_first_logits_are_those_of_llama_cpp(
     first, wanted = SAID[kind]
     answer = model.generate(ids, Sampling(temperature=0), max_tokens=1)
     assert [piece.token for piece in answer][:1] == [first]
-    assert np.abs(model.runner.logits()[0][::32] - wanted).max() < 0.003
+    assert np.abs(model.runner.last_logits()[0][::32] - wanted).max() < 0.003

@@ -81,7 +81,7 @@ def test_first_logits_and_tokens_are_those_of_transformers(files: Path, kind: st
     ids = ids_of(sight_of(model), kind)
     answer = model.generate(ids, GREEDY, max_tokens=1)
     assert [piece.token for piece in answer][:1] == [RECORDED[f"{kind}.tokens"][0]]
-    logits = model.runner.logits()[0]
+    logits = model.runner.last_logits()[0]
     wanted = RECORDED[f"{kind}.logits"]
     assert np.abs(logits - wanted).max() < 0.001 * np.abs(wanted).max()
     answer = model.generate(ids, GREEDY, max_tokens=24)
@@ -96,7 +96,7 @@ def test_a_model_of_experts_that_are_alike_says_what_the_dense_one_says(files: P
     assert model.description.network.config.architecture == "qwen3vlmoe"
     answer = model.generate(ids_of(sight_of(model), "qwen3vl"), GREEDY, max_tokens=1)
     assert tokens_of(answer) == [RECORDED["qwen3vl.tokens"][0]]
-    logits, wanted = model.runner.logits()[0], RECORDED["qwen3vl.logits"]
+    logits, wanted = model.runner.last_logits()[0], RECORDED["qwen3vl.logits"]
     assert np.abs(logits - wanted).max() < 0.001 * np.abs(wanted).max()
 
 
@@ -187,5 +187,5 @@ def test_answers_that_share_few_pages_are_those_of_each_alone(
     text = list(range(60, 72))
     wanted = [tokens_of(each.generate(text, GREEDY, max_tokens=8)) for each in (model, alone)]
     assert wanted[0] == wanted[1]
-    logits = [each.runner.logits()[0] for each in (model, alone)]
+    logits = [each.runner.last_logits()[0] for each in (model, alone)]
     assert np.abs(logits[0] - logits[1]).max() < 0.002 * np.abs(logits[1]).max()

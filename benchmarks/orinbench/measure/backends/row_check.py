@@ -24,7 +24,7 @@ from orinbench.measure.plan import Case
 from orinbench.measure.token_sampling import case_samplings
 from orinllm.batching.cache import SequencePlace
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.runner import Row, Runner
+from orinllm.batching.runner import Runner, StepRow
 from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
 from orinllm.gpu.device import compile_all
 from orinllm.gpu.kernels.buffers import page_count
@@ -103,7 +103,7 @@ class _DecodedRows:
                 runner.fill_pages(pages, row, at, end)
         for position in range(read, len(rows[0])):
             self._decode_position(position, cut[0][-1][0] if begins else None)
-        self.logits = [np.array(logits) for logits in runner.logits()[:n]]
+        self.logits = [np.array(logits) for logits in runner.last_logits()[:n]]
 
     def distance_among_copies(self) -> float:
         """Return how far logits are apart if all the others are copies of the same sequence.
@@ -118,7 +118,7 @@ class _DecodedRows:
         for row, place, logits in zip(rows, places, self.logits, strict=True):
             self._rows, self._places = [row] * len(rows), [place] * len(rows)
             self._decode_position(len(row) - 1)
-            found = [*self._runner.logits()[: len(rows)]]
+            found = [*self._runner.last_logits()[: len(rows)]]
             worst = max(worst, compare_row_logits(found, [logits] * len(rows), "", row).error)
         self._rows, self._places = rows, places
         return worst
@@ -126,7 +126,7 @@ class _DecodedRows:
     def _decode_position(self, position: int, start: int | None = None) -> None:
         """Decode a token of each row, or of one row read a prompt's last piece from `start` on."""
         each = [
-            Row(
+            StepRow(
                 row[position],
                 position,
                 pages,
@@ -136,13 +136,13 @@ class _DecodedRows:
             for row, pages, how in zip(self._rows, self._places, self._ways, strict=True)
         ]
         if start is None:
-            self._runner.launch_step(each)
+            self._runner.submit_step(each)
         else:
             self._runner.begin_answer(each[0], start)
         tokens = [drawn.token for drawn in self._runner.collect_tokens()]
         if position < len(self._rows[0]) - _LAST:
             return
-        for row, token, logits in zip(each, tokens, self._runner.logits(), strict=False):
+        for row, token, logits in zip(each, tokens, self._runner.last_logits(), strict=False):
             self.drawn += 1
             of = row.draw
             self.misdrawn += token != sample_token(logits, of.sampling, of.before, position + 1)
@@ -158,7 +158,7 @@ def check_row_of_tinygrad_llm(
         if read:
             network.begin_answer(tokens[:read], 0)
         for position in range(read, len(tokens)):
-            network.launch_step(tokens[position], position)
+            network.submit_step(tokens[position], position)
         ways.append([np.array(network.wait_for_logits())])
     return compare_row_logits(ways[0], ways[1], "the same tokens as a prompt", tokens)
 

@@ -16,7 +16,7 @@ from orinbench.measure.backends.backend import LoadRequest, NonfiniteLogitsError
 from orinbench.measure.backends.transformer_executor import TransformerExecutor
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.runner import Row, Runner
+from orinllm.batching.runner import Runner, StepRow
 from orinllm.batching.scheduler import NO_NUMBERS, Scheduler
 from orinllm.batching.sequence import SchedulerObserver
 from orinllm.batching.sequence import Sequence as Job
@@ -43,7 +43,7 @@ class SequenceExecutor(Protocol):
         """Start keys and values of tokens[start:], and the token behind them."""
         ...
 
-    def launch_step(self, token: int | None = None, position: int = 0) -> None:
+    def submit_step(self, token: int | None = None, position: int = 0) -> None:
         """Start one token more: the given one, or the one that `wait_for_token` returns."""
         ...
 
@@ -109,17 +109,17 @@ class RunnerExecutor:
         whole = start + max(0, last - 1 - start) // chunk * chunk
         self.fill_cache(tokens, start, whole)
         self._text, self._token = list(tokens), None
-        row = Row(tokens[last], last, self._pages, DrawRequest(_GREEDY, self._text))
+        row = StepRow(tokens[last], last, self._pages, DrawRequest(_GREEDY, self._text))
         self.runner.begin_answer(row, whole)
 
-    def launch_step(self, token: int | None = None, position: int = 0) -> None:
+    def submit_step(self, token: int | None = None, position: int = 0) -> None:
         """See `SequenceExecutor`."""
         if token is None:
             token, position = self.wait_for_token(), len(self._text)
         self._text[position:] = [token]
         self._token = None
-        self.runner.launch_step(
-            [Row(token, position, self._pages, DrawRequest(_GREEDY, self._text))]
+        self.runner.submit_step(
+            [StepRow(token, position, self._pages, DrawRequest(_GREEDY, self._text))]
         )
 
     def wait_for_token(self) -> int:
@@ -131,7 +131,7 @@ class RunnerExecutor:
     def wait_for_logits(self) -> NDArray[np.float32]:
         """See `SequenceExecutor`."""
         self.wait_for_token()
-        found: NDArray[np.float32] = self.runner.logits()[0]
+        found: NDArray[np.float32] = self.runner.last_logits()[0]
         return found
 
     def watch_layers(self, positions: int) -> NDArray[np.float32] | None:

@@ -221,7 +221,7 @@ class TinygradRunner:
                 timed.begin_answer(prompt, 0)
         if case.n_gen:
             for token in self._random_ids(draw, _CALLS_TO_CAPTURE):
-                timed.launch_step(token, 0)
+                timed.submit_step(token, 0)
 
     def time_repetition(self, case: Case, seed: int, text: str = "") -> Sample:
         """Time one repetition by the wall clock.
@@ -261,7 +261,7 @@ class TinygradRunner:
             timed.begin_answer(prompt, case.n_depth)
             self._synchronize()
         for position, token in enumerate(tokens, len(prompt)):
-            timed.launch_step(token, position)
+            timed.submit_step(token, position)
             self._synchronize()
         measured = self._finished_sample(time.perf_counter_ns() - start, compiled)
         # A prompt of this network leaves no logits.
@@ -294,7 +294,7 @@ class TinygradRunner:
         first, last, _ = loop.time_answers(prompts, n_tokens, ways)
         from_first = case.n_depth > 0 and not case.n_prompt
         measured = self._finished_sample(last - first if from_first else last, compiled)
-        return replace(measured, finite=logits_are_finite(loop.runner.logits()))
+        return replace(measured, finite=logits_are_finite(loop.runner.last_logits()))
 
     def _time_to_first_text(self, timed: Timed, case: Case, text: str) -> Sample:
         """Time from a text, or a picture's file and a question, to the answer's first text.

@@ -71,7 +71,7 @@ class TransformerExecutor:
         self.fill_cache(tokens, start, len(tokens))
         self._last = tokens[-1], len(tokens) - 1
 
-    def launch_step(self, token: int | None = None, position: int = 0) -> None:
+    def submit_step(self, token: int | None = None, position: int = 0) -> None:
         """Compute one token more: the given one, or the one that `wait_for_token` returns."""
         self._last = (
             (self.wait_for_token(), self._last[1] + 1) if token is None else (token, position)

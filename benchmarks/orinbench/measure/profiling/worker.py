@@ -31,11 +31,11 @@ def main(model: str, n_prompt: int, depth: int) -> None:
 
     def prompt() -> None:
         executor.fill_cache(ids, depth, len(ids) - 1)
-        executor.launch_step(ids[-1], len(ids) - 1)
+        executor.submit_step(ids[-1], len(ids) - 1)
         executor.wait_for_token()
 
     def token() -> None:
-        executor.launch_step()
+        executor.submit_step()
         executor.wait_for_token()
 
     def seconds(name: str, act: Callable[[], None], times: int) -> float:

@@ -62,16 +62,16 @@ class Faulty:
         self._real.fill_pages(pages, tokens, start, end)
         self.filled.append((start, end))
 
-    def launch_step(self, rows: Any) -> None:
-        self._real.launch_step(rows)
+    def submit_step(self, rows: Any) -> None:
+        self._real.submit_step(rows)
         self._at, self._steps = rows[0].position, self._steps + 1
 
     def begin_answer(self, row: Any, start: int) -> None:
         self._real.begin_answer(row, start)
         self._at, self._steps = row.position, 0
 
-    def logits(self) -> Any:
-        found = np.array(self._real.logits())
+    def last_logits(self) -> Any:
+        found = np.array(self._real.last_logits())
         if self._at >= self._since and self._fault == "none":
             found[0, 7] = np.nan
         if self._at >= self._since and self._fault == ("decoded" if self._steps else "prompt"):
@@ -117,8 +117,8 @@ def test_a_batch_is_compared_with_its_sequences_alone(
     assert all(len(set(tokens)) > 2 for tokens in drawn) and drawn[0] != drawn[1]
 
     class Swapped(Faulty):
-        def logits(self) -> Any:
-            return np.array(self._real.logits())[::-1]
+        def last_logits(self) -> Any:
+            return np.array(self._real.last_logits())[::-1]
 
     swapped = check_engine_row(cast(Any, Swapped(runner, "", 0)), case, rows_of(case))
     assert swapped.error > 0.5
@@ -186,7 +186,7 @@ def test_tokens_are_drawn_as_the_row_says(least_path: Path, sampling: str) -> No
 
         def collect_tokens(self) -> Any:
             self._real.collect_tokens()
-            order = np.argsort(-np.array(self._real.logits()[0]))
+            order = np.argsort(-np.array(self._real.last_logits()[0]))
             return [DrawnTokens(int(order[int(sampling == "temperature=0")]))]
 
     wrong = check_engine_row(cast(Any, Other(runner, "", 0)), case, rows_of(case))

@@ -16,7 +16,7 @@ from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.plan import Case
 from orinbench.measure.prompt_text import prompt_text, prompt_tokens, tokenizer_of
 from orinbench.measure.tinygrad_meters import TinygradMeters
-from orinllm.batching.runner import Row
+from orinllm.batching.runner import StepRow
 from orinllm.choose.sampling import DrawnTokens
 
 
@@ -29,16 +29,16 @@ class FakeRunner:
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
-        self.rows: list[Row] = []
+        self.rows: list[StepRow] = []
 
     def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
 
-    def begin_answer(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: StepRow, start: int) -> None:
         self.calls.append(("begin", list(row.draw.before[start:]), start))
         self.rows = [row]
 
-    def launch_step(self, rows: Sequence[Row]) -> None:
+    def submit_step(self, rows: Sequence[StepRow]) -> None:
         self.calls.append(("step", [row.token for row in rows], [row.position for row in rows]))
         self.rows = list(rows)
 
@@ -46,7 +46,7 @@ class FakeRunner:
         self.calls.append("token")
         return [DrawnTokens(7)] * len(self.rows)
 
-    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         raise AssertionError("nothing is guessed here")
 
     def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
@@ -55,12 +55,12 @@ class FakeRunner:
     def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """There are none."""
 
-    def hidden_states(
+    def prefill_for_hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Any:
         raise AssertionError("nothing is embedded here")
 
-    def logits(self) -> Any:
+    def last_logits(self) -> Any:
         return np.zeros((1, 2), np.float32)
 
 

@@ -198,14 +198,14 @@ def test_beside_answers_and_beyond_the_queue(server: tuple[Live, str]) -> None:
 
 def test_who_goes_away_stops_the_work(server: tuple[Live, str], monkeypatch: Any) -> None:
     it, _ = server
-    states, done = runner(it).hidden_states, list[int]()
+    states, done = runner(it).prefill_for_hidden_states, list[int]()
 
     def slow(*given: Any) -> Any:
         time.sleep(0.02)
         done.append(1)
         return states(*given)
 
-    monkeypatch.setattr(runner(it), "hidden_states", slow)
+    monkeypatch.setattr(runner(it), "prefill_for_hidden_states", slow)
     body = json.dumps({"model": "test", "input": [[9] * 5] * 400}).encode()
     with closing(connect(it)) as gone:
         gone.sendall(post(it, body, "/v1/embeddings"))
@@ -232,7 +232,9 @@ def test_only_the_first_text_may_be_turned_away(
 
 def test_logits_that_are_no_numbers(server: tuple[Live, str], monkeypatch: Any) -> None:
     it, _ = server
-    monkeypatch.setattr(runner(it), "hidden_states", lambda *_: np.full((1, 3), np.nan, np.float32))
+    monkeypatch.setattr(
+        runner(it), "prefill_for_hidden_states", lambda *_: np.full((1, 3), np.nan, np.float32)
+    )
     with pytest.raises(openai.InternalServerError, match="are no numbers"):
         embed(it.client(), [[5]], "test")
 
@@ -278,8 +280,8 @@ def test_states_of_the_fused_kernels(emulated: Load, synthetic: Synthetic) -> No
     want = Reference(open_model(path), context=128).hidden_states(tokens)
     executor = emulated(path, 128, 3)
     runner = FusedRunner(executor, 2)
-    first = runner.hidden_states([2, 0], tokens, 0, 64)
-    found = np.concatenate([first, runner.hidden_states([2, 0], tokens, 64, 66)])
+    first = runner.prefill_for_hidden_states([2, 0], tokens, 0, 64)
+    found = np.concatenate([first, runner.prefill_for_hidden_states([2, 0], tokens, 64, 66)])
     assert np.abs(found - want).max() / np.abs(want).max() < HALVES * 5
 
 
@@ -295,8 +297,8 @@ def test_states_of_the_general_path(
     executor = UpstreamExecutor(network.gguf, network.config, "CPU", 64)
     want = Reference(open_model(path), context=64).hidden_states(tokens)
     executor.prefill(tokens[:3])
-    found = executor.hidden_states(tokens[3:], 3)
+    found = executor.prefill_for_hidden_states(tokens[3:], 3)
     assert found.shape == want[3:].shape
     assert np.abs(found - want[3:]).max() / np.abs(want).max() < HALVES * 5
     with pytest.raises(BadInput, match="do not fit a context of 64"):
-        executor.hidden_states(tokens, 60)
+        executor.prefill_for_hidden_states(tokens, 60)
