@@ -11,7 +11,7 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -130,23 +130,19 @@ class _UseFinder(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-def _parse_files(folder: Path) -> Iterator[tuple[str, ast.Module]]:
-    files = [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
-    for file in files:
-        relative = file.name if folder.is_file() else file.relative_to(folder).as_posix()
-        text = file.read_text(encoding="utf-8")
-        # Bindings of C headers are megabytes of Python that reads nothing.
-        if re.search(rf"\b(?:(?:getenv|environ|{CONTEXT})\b|{LIBRARY}\()", text):
-            yield relative, ast.parse(text)
-
-
 def find_uses(folder: Path) -> list[VariableUse]:
     """Every use in the Python files under a folder (or in one file).
 
     Raises:
         SyntaxError: a file is no Python of this version.
     """
-    trees = list(_parse_files(folder))
+    trees = []
+    for file in [folder] if folder.is_file() else sorted(folder.rglob("*.py")):
+        relative = file.name if folder.is_file() else file.relative_to(folder).as_posix()
+        text = file.read_text(encoding="utf-8")
+        # Bindings of C headers are megabytes of Python that reads nothing.
+        if re.search(rf"\b(?:(?:getenv|environ|{CONTEXT})\b|{LIBRARY}\()", text):
+            trees.append((relative, ast.parse(text)))
     contexts = {CONTEXT} | {
         node.name
         for _, tree in trees
@@ -192,17 +188,14 @@ def page_differences(found: Sequence[Variable], page: str) -> list[str]:
     rows, problems = documented_defaults(page), []
     named = [v for v in found if not v.name.startswith("<") and not v.is_for_other_hardware]
     for v in named:
+        read = f"{', '.join(v.defaults) or 'only set'} in {', '.join(v.files)}"
         if v.name not in rows:
-            problems.append(f"{v.name}: not on the page; {_source_text(v)}")
+            problems.append(f"{v.name}: not on the page; {read}")
         elif rows[v.name] != v.defaults:
             said = ", ".join(rows[v.name]) or "only set"
-            problems.append(f"{v.name}: the page says {said}; the source says {_source_text(v)}")
+            problems.append(f"{v.name}: the page says {said}; the source says {read}")
     gone = rows.keys() - {v.name for v in named}
     return problems + [f"{name}: on the page, not in the source" for name in sorted(gone)]
-
-
-def _source_text(v: Variable) -> str:
-    return f"{', '.join(v.defaults) or 'only set'} in {', '.join(v.files)}"
 
 
 def installed_folder(package: str) -> Path:

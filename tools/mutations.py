@@ -81,7 +81,7 @@ def python_changes(text: str) -> Iterator[Change]:
         if isinstance(node, ast.expr):
             yield from (change(node, f"({ast.unparse(new)})") for new in new_expressions(node))
         elif isinstance(node, ast.stmt):
-            yield from (change(old, ast.unparse(new)) for old, new in new_statements(node))
+            yield from (change(old, ast.unparse(new)) for old, new in old_and_new_statements(node))
 
 
 def new_expressions(node: ast.expr) -> Iterator[ast.expr]:
@@ -112,7 +112,7 @@ def new_expressions(node: ast.expr) -> Iterator[ast.expr]:
                     yield filtered
 
 
-def new_statements(node: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
+def old_and_new_statements(node: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
     """Replacements of a statement or of its condition, each with what it replaces."""
     stored = isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Name)
     text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -135,7 +135,7 @@ def c_changes(text: str) -> Iterator[Change]:
         yield Change(found.start(), found.end(), new)
 
 
-def changes_of_source(root: Path, source: str) -> Iterator[tuple[str, int, Change]]:
+def iter_located_changes(root: Path, source: str) -> Iterator[tuple[str, int, Change]]:
     """(file, line, change) of FILE or FILE:FIRST-LAST."""
     name, _, lines = source.partition(":")
     first, _, last = lines.partition("-")
@@ -205,15 +205,15 @@ def main() -> int:
     if not tests or options.jobs < 1 or options.limit < 0:
         parser.error("want tests after --, --jobs of 1 or more, --limit of 0 or more")
     root = options.tree or REPOSITORY
-    work = [item for source in options.source for item in changes_of_source(root, source)]
+    work = [item for source in options.source for item in iter_located_changes(root, source)]
     random.Random(options.seed).shuffle(work)
     work = sorted(work[: options.limit or None])
     with tempfile.TemporaryDirectory(prefix="mutations-") as scratch:
         copies = [RepositoryCopy(Path(scratch), i, options.tree) for i in range(options.jobs)]
-        return judge_changes(work, tests, copies)
+        return int(count_survivors(work, tests, copies) > 0)
 
 
-def judge_changes(
+def count_survivors(
     work: list[tuple[str, int, Change]], tests: list[str], copies: list[RepositoryCopy]
 ) -> int:
     """Run the tests on each change; prints survivors and how long the rest takes."""
@@ -242,7 +242,7 @@ def judge_changes(
     with ThreadPoolExecutor(len(copies)) as pool:
         list(pool.map(one, work))
     print(f"{len(work) - survivors} of {len(work)} changes noticed, {survivors} survived")
-    return int(survivors > 0)
+    return survivors
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Says what it will erase and install, asks once, and starts a unit that does it: what happens to the
 terminal or to ssh is nothing to it. The same command watches a unit that runs, and goes on where a
 power cut ended one: a disk that this program has made is not made again. The image says what is
-installed in ORIN_INSTALL, a Job as JSON. Runs as root.
+installed in ORIN_INSTALL, a InstallJob as JSON. Runs as root.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Disk(NamedTuple):
     model: str
 
 
-class Job(NamedTuple):
+class InstallJob(NamedTuple):
     """Installation job. script: disko's for TARGET. system: what the stick carries, or None.
     supplicant: the host reads SUPPLICANT, and has no NetworkManager."""
 
@@ -127,7 +127,7 @@ def run_step(what: str, *command: str) -> None:
         raise InstallError(f"{what} failed with {code}; the reason is above", code=1)
 
 
-def try_mount_unfinished(job: Job, disk: Disk, root: Path) -> bool:
+def try_mount_unfinished(job: InstallJob, disk: Disk, root: Path) -> bool:
     """Mount what an installation of this job has left on the disk; False if there is none."""
     mount = root / MOUNT
     links = {name: root / "dev/disk/by-partlabel" / label for name, label in PARTITIONS.items()}
@@ -148,7 +148,7 @@ def try_mount_unfinished(job: Job, disk: Disk, root: Path) -> bool:
     return True
 
 
-def erase_and_mount(job: Job, disk: Disk, root: Path) -> None:
+def erase_and_mount(job: InstallJob, disk: Disk, root: Path) -> None:
     """Erase and mount; from then on a rerun goes on."""
     mount, link = root / MOUNT, root / TARGET
     subprocess.run(["umount", "--recursive", "--quiet", mount])
@@ -169,7 +169,7 @@ def erase_and_mount(job: Job, disk: Disk, root: Path) -> None:
     os.sync()
 
 
-def wpa_supplicant_text(path: Path) -> str:
+def wpa_network_block(path: Path) -> str:
     """A Wi-Fi of NetworkManager's as wpa_supplicant reads it; empty where it cannot be kept.
     wpa_passphrase refuses what is no password. One of WPA2 may be one of WPA3 too."""
     asks = ["nmcli", "--show-secrets", "--escape", "no", "--get-values"]
@@ -184,14 +184,14 @@ def wpa_supplicant_text(path: Path) -> str:
     return made.stdout.decode().replace("#psk=", sae)
 
 
-def copy_networks(job: Job, root: Path, mount: Path) -> None:
+def copy_networks(job: InstallJob, root: Path, mount: Path) -> None:
     """Keep the networks that the installer was told of, Wi-Fi above all, passwords with it; says
     which a host of systemd-networkd cannot keep."""
     files = sorted(path for path in (root / CONNECTIONS).glob("*") if path.is_file())
     kept = {CONNECTIONS / path.name: path.read_bytes() for path in files}
     if job.supplicant:
         wireless = [path for path in files if b"[wifi]" in path.read_bytes()]
-        networks = {path.stem: wpa_supplicant_text(path) for path in wireless}
+        networks = {path.stem: wpa_network_block(path) for path in wireless}
         for name in (name for name, network in networks.items() if not network):
             print(f"orin-install: Wi-Fi {name} is not kept: wpa_supplicant would not take it")
         kept = {SUPPLICANT: "".join(networks.values()).encode()}
@@ -201,7 +201,7 @@ def copy_networks(job: Job, root: Path, mount: Path) -> None:
         target.write_bytes(content)
 
 
-def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
+def install(job: InstallJob, disk: Disk, root: Path, erase: bool = False) -> None:
     """Erase unless it goes on, copy, install; raises InstallError with the step that failed."""
     mount = root / MOUNT
     if not erase and try_mount_unfinished(job, disk, root):
@@ -245,7 +245,7 @@ def start_and_follow_unit(verb: str) -> int:
         shown.terminate()
 
 
-def ask_for_disk(job: Job, options: argparse.Namespace, root: Path) -> Disk:
+def choose_and_confirm_disk(job: InstallJob, options: argparse.Namespace, root: Path) -> Disk:
     """The disk, after all questions; raises InstallError."""
     disk = choose_disk(installable_disks(root), options.disk)
     if not options.erase and try_mount_unfinished(job, disk, root):
@@ -268,7 +268,7 @@ def ask_for_disk(job: Job, options: argparse.Namespace, root: Path) -> Disk:
 
 def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
     """Run `orin-install`; one line and an exit code where it cannot be."""
-    job = Job(**json.loads(os.environ["ORIN_INSTALL"]))
+    job = InstallJob(**json.loads(os.environ["ORIN_INSTALL"]))
     what = f"Install {job.host} on a disk of this board, or go on."
     parser = argparse.ArgumentParser("orin-install", description=what, fromfile_prefix_chars="@")
     parser.add_argument("--disk", help="nvme, emmc, sd, usb, or a device; else the first of these")
@@ -291,7 +291,7 @@ def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
         verb = "start"
         if now != "activating":
             given = {"--no-reboot": options.no_reboot, "--erase": options.erase}
-            disk = ask_for_disk(job, options, root)
+            disk = choose_and_confirm_disk(job, options, root)
             work = ["--work", "--disk", disk.device, *filter(given.get, given)]
             # Who was asked on the serial console may answer when another has begun, or is done.
             if unit_state() == now:

@@ -37,7 +37,7 @@ def test_nix_reads_what_tools_series_reads(plain_nix: PlainNix) -> None:
     assert said["base"] == json.loads((FOLDER / "base.json").read_text())
     assert said["names"] == [patch.file for patch in series.patches]
     assert said["hash"] == series.sha256()
-    assert said["version"] == series.installed_version()
+    assert said["version"] == series.patched_version()
 
 
 def test_the_hash_is_over_base_series_and_patches(plain_nix: PlainNix, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_install_once_and_whole(repository: Repository, tmp_path: Path, capsys: 
     shutil.copytree(Path(pip.__file__).parent, packages / "pip")
     capsys.readouterr()
     assert repository.run("install", place) == 0
-    version = read_series(repository.root).installed_version()
+    version = read_series(repository.root).patched_version()
     assert f"tinygrad {version}: installed" in capsys.readouterr().out
     code = "import tinygrad, importlib.metadata as m; print(tinygrad.b, m.version('tinygrad'))"
     python = place / "bin" / "python"

@@ -9,23 +9,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .install import install
+from .install import install_if_missing
 from .other_base import try_on_other_base
 from .process import SeriesError
-from .series import Series, headers_text, read_series
+from .series import Series, patch_summary_text, read_series
 from .tree import commit_series, fetch_sdist, patches_of_commits, unpack_tar, write_patches
-from .verify import verify
+from .verify import verify_series
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class _Parser(argparse.ArgumentParser):
+class _RaisingParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SeriesError(f"{message} (see {self.prog} --help)")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _make_parser() -> argparse.ArgumentParser:
+    parser = _RaisingParser(
         prog="series",
         description="Check out, edit, prove and install the patch series on tinygrad.",
     )
@@ -103,25 +103,21 @@ def _verify(series: Series, args: argparse.Namespace) -> int:
     if args.forward is not None:
         try_on_other_base(series, args.forward, archive, say)
         return 0
-    held = verify(series, archive, args.patches, args.quick, args.jobs, say)
+    held = verify_series(series, archive, args.patches, args.quick, args.jobs, say)
     return 0 if held else 1
 
 
-def _status(series: Series, args: argparse.Namespace) -> None:
-    print(headers_text(series))
-
-
 def _install(series: Series, args: argparse.Namespace) -> None:
-    done = install(series, args.venv, args.sdist)
+    done = install_if_missing(series, args.venv, args.sdist)
     word = "installed" if done else "already there"
-    print(f"{series.base.name} {series.installed_version()}: {word} in {args.venv}")
+    print(f"{series.base.name} {series.patched_version()}: {word} in {args.venv}")
 
 
 COMMANDS: dict[str, Callable[[Series, argparse.Namespace], int | None]] = {
     "checkout": _checkout,
     "export": _export,
     "verify": _verify,
-    "status": _status,
+    "status": lambda series, _: print(patch_summary_text(series)),
     "install": _install,
 }
 
@@ -129,7 +125,7 @@ COMMANDS: dict[str, Callable[[Series, argparse.Namespace], int | None]] = {
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
     """Run one command; returns the exit code."""
     try:
-        args = _parser().parse_args(argv)
+        args = _make_parser().parse_args(argv)
         return COMMANDS[args.command](read_series(root), args) or 0
     except SeriesError as e:
         print(f"series: {e}", file=sys.stderr)

@@ -13,7 +13,7 @@ from .tree import apply_patches, fetch_sdist, unpack_tar
 
 def is_installed(series: Series, venv: Path) -> bool:
     """True if this very series is in the environment, each file as its RECORD says."""
-    name = f"{series.base.name}-{series.installed_version()}.dist-info"
+    name = f"{series.base.name}-{series.patched_version()}.dist-info"
     sites = [*venv.glob(f"lib/python3*/site-packages/{series.base.name}-*.dist-info")]
     return len(sites) == 1 and sites[0].name == name and _matches_record(sites[0])
 
@@ -40,7 +40,7 @@ def build_wheel(series: Series, sdist: Path, python: Path, scratch: Path) -> Pat
     text = pyproject.read_text()
     if text.count(line) != 1:
         raise SeriesError(f"pyproject.toml of the base: want one line '{line}'", 1)
-    pyproject.write_text(text.replace(line, f'version = "{series.installed_version()}"'))
+    pyproject.write_text(text.replace(line, f'version = "{series.patched_version()}"'))
     pip(python, "wheel", "--wheel-dir", scratch / "wheel", tree, what="cannot build the wheel")
     wheels = [*(scratch / "wheel").glob("*.whl")]
     if len(wheels) != 1:
@@ -48,7 +48,7 @@ def build_wheel(series: Series, sdist: Path, python: Path, scratch: Path) -> Pat
     return wheels[0]
 
 
-def install(series: Series, venv: Path, sdist: Path | None) -> bool:
+def install_if_missing(series: Series, venv: Path, sdist: Path | None) -> bool:
     """Put the patched base into `venv`; False when it is there already.
 
     Everything is built in a temporary folder; the environment is touched by one `pip install` of a
@@ -69,5 +69,5 @@ def install(series: Series, venv: Path, sdist: Path | None) -> bool:
         wheel = build_wheel(series, archive, python, Path(tmp))
         pip(python, "install", "--force-reinstall", wheel, what=f"cannot install into {venv}")
     if not is_installed(series, venv):
-        raise SeriesError(f"{venv}: pip finished, but {series.installed_version()} is not whole", 1)
+        raise SeriesError(f"{venv}: pip finished, but {series.patched_version()} is not whole", 1)
     return True

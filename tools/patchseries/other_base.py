@@ -33,18 +33,18 @@ def try_on_other_base(series: Series, target: str, sdist: Path, say: Say) -> int
     on: set[str] = set()
     merged = 0
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-forward-") as tmp:
-        later, name = _unpack_other_base(series, target, Path(tmp, "later"))
+        later, name = _unpack_and_name_base(series, target, Path(tmp, "later"))
         say(name)
         tree = unpack_tar(sdist, Path(tmp, "tree"))
         commit_series(tree, series.patches)
         commits = git(tree, "rev-list", "--reverse", "base..HEAD", what="series").split()
-        _commit_later_files(tree, later)
+        _replace_files_and_commit(tree, later)
         for patch, commit in zip(series.patches, commits, strict=True):
             missing = [n for n in patch.depends_on if n not in on]
             if missing:
                 say(f"skip  {patch.file}: needs {', '.join(missing)}: not applied")
                 continue
-            word, why = _try_patch(tree, patch, commit)
+            word, why = _apply_or_merge_patch(tree, patch, commit)
             say(f"{word:5} {patch.file}{why}")
             if word != "no":
                 on.add(patch.number)
@@ -53,11 +53,11 @@ def try_on_other_base(series: Series, target: str, sdist: Path, say: Say) -> int
     return len(on)
 
 
-def _unpack_other_base(series: Series, target: str, to: Path) -> tuple[Path, str]:
+def _unpack_and_name_base(series: Series, target: str, to: Path) -> tuple[Path, str]:
     """Return a folder with the other tinygrad's files, and its name for the report."""
     folder, at, ref = target.partition("@")
     if folder and Path(folder).is_dir() and bool(at) == bool(ref):
-        commit, day = _archive_commit(target, Path(folder), ref or "HEAD", to.with_suffix(".tar"))
+        commit, day = _archive_git_ref(target, Path(folder), ref or "HEAD", to.with_suffix(".tar"))
         try:
             tree = unpack_tar(to.with_suffix(".tar"), to)
         except SeriesError:  # the commit has no file at all
@@ -79,7 +79,7 @@ def _unpack_other_base(series: Series, target: str, to: Path) -> tuple[Path, str
     return unpack_tar(archive, to), name
 
 
-def _archive_commit(target: str, where: Path, ref: str, archive: Path) -> tuple[str, str]:
+def _archive_git_ref(target: str, where: Path, ref: str, archive: Path) -> tuple[str, str]:
     """Write a commit of a git tree to an archive; returns its hash and its day."""
     what = f"--forward {target}: no commit of a git tree; {_TARGETS}"
     try:
@@ -93,7 +93,7 @@ def _archive_commit(target: str, where: Path, ref: str, archive: Path) -> tuple[
     return commit, day
 
 
-def _commit_later_files(tree: Path, later: Path) -> None:
+def _replace_files_and_commit(tree: Path, later: Path) -> None:
     """Commit on the base: all files replaced by the later ones."""
     git(tree, "checkout", "--quiet", "--detach", "base", what="forward")
     for path in tree.iterdir():
@@ -105,7 +105,7 @@ def _commit_later_files(tree: Path, later: Path) -> None:
     git(tree, "commit", "--quiet", "--allow-empty", "--message=later", what="forward")
 
 
-def _try_patch(tree: Path, patch: Patch, commit: str) -> tuple[str, str]:
+def _apply_or_merge_patch(tree: Path, patch: Patch, commit: str) -> tuple[str, str]:
     """Apply one patch, or leave the tree as it was; returns a word of the report and the reason."""
     word, why = "ok", ""
     try:

@@ -95,7 +95,7 @@ class Series:
             digest.update((self.folder / name).read_bytes())
         return digest.hexdigest()
 
-    def installed_version(self) -> str:
+    def patched_version(self) -> str:
         """The version of the patched distribution, e.g. 0.13.0+orin.0123456789ab (PEP 440)."""
         return f"{self.base.version}+orin.{self.sha256()[:12]}"
 
@@ -107,7 +107,7 @@ class Series:
                 wanted.update(earlier.depends_on)
         return tuple(p for p in self.patches if p.number in wanted)
 
-    def without_patch(self, patch: Patch) -> tuple[Patch, ...]:
+    def without_patch_and_dependents(self, patch: Patch) -> tuple[Patch, ...]:
         """The series without `patch` and without what depends on it."""
         dropped = {patch.number}
         for later in self.patches:
@@ -124,7 +124,7 @@ class Series:
         return tuple(p for p in self.patches if not names or {p.number, p.file} & set(names))
 
 
-def read_trailers(message: str, where: str) -> dict[str, list[str]]:
+def parse_trailers(message: str, where: str) -> dict[str, list[str]]:
     """The last paragraph of a message, each value checked; raises SeriesError."""
     last = message.rstrip("\n").rpartition("\n\n")[2]
     matches = [_TRAILER.fullmatch(line) for line in last.split("\n")]
@@ -155,7 +155,7 @@ def _is_date(text: str) -> bool:
         return False
 
 
-def read_patch(file: str, text: str) -> Patch:
+def parse_patch(file: str, text: str) -> Patch:
     """Read a patch as git format-patch writes it; raises SeriesError."""
     match = _MAIL.fullmatch(text)
     if match is None:
@@ -171,7 +171,7 @@ def read_patch(file: str, text: str) -> Patch:
         raise SeriesError(f"{file}: author is '{author}', want 'Name <address>'")
     if not diff.startswith("diff --git "):
         raise SeriesError(f"{file}: it changes nothing (no 'diff --git' after '---')")
-    return Patch(file, text, author, subject, read_trailers(message, file))
+    return Patch(file, text, author, subject, parse_trailers(message, file))
 
 
 def _read_base(path: Path) -> Base:
@@ -202,7 +202,7 @@ def read_series(root: Path) -> Series:
     for name in names:
         if name not in there:
             raise SeriesError(f"{order}: names {name}, which is not there")
-        patch = read_patch(name, (folder / name).read_text(encoding="utf-8"))
+        patch = parse_patch(name, (folder / name).read_text(encoding="utf-8"))
         if patches and patch.number <= patches[-1].number:
             raise SeriesError(f"{order}: {name} does not come after {patches[-1].file}")
         for number in patch.depends_on:
@@ -212,7 +212,7 @@ def read_series(root: Path) -> Series:
     return Series(root, base, tuple(patches))
 
 
-def headers_text(series: Series) -> str:
+def patch_summary_text(series: Series) -> str:
     """The words of the headers: two lines a patch."""
     lines = []
     for patch in series.patches:

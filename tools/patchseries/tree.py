@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .process import SeriesError, git, pip
-from .series import Base, Patch, Series, read_patch
+from .series import Base, Patch, Series, parse_patch
 
 # git's own placeholder date (builtin/log.c) in the first line, one fixed date in the header:
 # a patch file tells its age in Last-Update.
@@ -178,7 +178,7 @@ def _patch_of_mail(mail: str, number: int) -> Patch:
         subject = header.partition("Subject: [PATCH] ")[2].split("\n", 1)[0].lower()
         file = f"{number:04}-{re.sub('[^a-z0-9]+', '-', subject).strip('-')}.patch"
     # Two mails are divided by an empty line.
-    return read_patch(file, f"{header.rstrip()}\n---\n{diff.rstrip(chr(10))}\n")
+    return parse_patch(file, f"{header.rstrip()}\n---\n{diff.rstrip(chr(10))}\n")
 
 
 def write_patches(series: Series, patches: list[Patch]) -> list[str]:

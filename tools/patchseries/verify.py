@@ -39,7 +39,7 @@ class Verifier:
         self.failures: list[str] = []
         self.pristine = unpack_tar(sdist, scratch / "base")
 
-    def report(self, label: str, problem: str | None) -> None:
+    def report_check(self, label: str, problem: str | None) -> None:
         """Report one check; remember it when there is a problem."""
         if problem is None:
             self.say(f"ok   {label}")
@@ -52,7 +52,8 @@ class Verifier:
     def check_prefixes(self, workers: int) -> None:
         """Apply in order; import the modules on the base and after each patch."""
         # The base's byte code is made once and linked into every later copy.
-        self.report(f"base {self.series.base.version} imports", self._import_problem(self.pristine))
+        failed = self._import_problem(self.pristine)
+        self.report_check(f"base {self.series.base.version} imports", failed)
         tree, prefixes, problem = self.pristine, [], None
         for patch in self.series.patches:
             tree = hard_link_copy(tree, self.scratch / f"prefix-{patch.number}")
@@ -65,9 +66,9 @@ class Verifier:
         with ThreadPoolExecutor(workers) as pool:
             imports = pool.map(self._import_problem, [tree for _, tree in prefixes])
             for (label, _), failed in zip(prefixes, imports, strict=True):
-                self.report(label, failed)
+                self.report_check(label, failed)
         if problem is not None:
-            self.report(*problem)
+            self.report_check(*problem)
 
     def check_roundtrip(self) -> None:
         """export(checkout(series)) is byte-identical."""
@@ -76,12 +77,12 @@ class Verifier:
             commit_series(tree, self.series.patches)
             back = patches_of_commits(tree)
         except SeriesError as e:
-            self.report("export of checkout is identical", str(e))
+            self.report_check("export of checkout is identical", str(e))
             return
         pairs = zip(self.series.patches, back, strict=True)
         differs = [patch.file for patch, again in pairs if patch.text != again.text]
         problem = f"{', '.join(differs)} (rewrite with series export)" if differs else None
-        self.report("export of checkout is identical", problem)
+        self.report_check("export of checkout is identical", problem)
 
     def check_effects(self, patches: Iterable[Patch], workers: int) -> None:
         """Each patch with its Depends-on alone passes its tests; without it each test fails."""
@@ -93,11 +94,12 @@ class Verifier:
                 for alone, label in labels.items()
             ]
             for label, future in jobs:
-                self.report(label, future.result())
+                self.report_check(label, future.result())
 
     def _effect_problem(self, patch: Patch, *, alone: bool) -> str | None:
+        series = self.series
         tree = self.scratch / f"{'alone' if alone else 'without'}-{patch.number}"
-        chosen = self.series.with_dependencies if alone else self.series.without_patch
+        chosen = series.with_dependencies if alone else series.without_patch_and_dependents
         try:
             apply_patches(hard_link_copy(self.pristine, tree), chosen(patch))
             seen = self._test_outcomes(tree, patch, {} if alone else {"SERIES_FIRST_FAILURE": "1"})
@@ -160,7 +162,7 @@ def _outcome_problem(patch: Patch, seen: dict[str, str], want_pass: bool) -> str
     return None
 
 
-def verify(
+def verify_series(
     series: Series, sdist: Path, names: list[str], quick: bool, workers: int, say: Say
 ) -> bool:
     """Run the checks; True when all hold.

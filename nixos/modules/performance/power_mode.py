@@ -124,7 +124,7 @@ def set_mode(config: Config, mode: str, options: argparse.Namespace) -> None:
     print(f"power-mode: {mode} waits for the next boot: reboot the board")
 
 
-def check_mode(config: Config, mode: str, options: argparse.Namespace) -> None:
+def require_mode(config: Config, mode: str, options: argparse.Namespace) -> None:
     """Say that the board is in the mode; raises ModeError with all that is not."""
     wrong = "; ".join(deviations(config, mode, options.root, options.pinned))
     asked = mode + (" with pinned clocks" if options.pinned else "")
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
         if options.mode not in config["POWER_MODEL"]:
             known = ", ".join(config["POWER_MODEL"])
             raise ModeError(f"{path} has no power mode {options.mode!r}: it has {known}")
-        (set_mode if options.action == "set" else check_mode)(config, options.mode, options)
+        (set_mode if options.action == "set" else require_mode)(config, options.mode, options)
     except ModeError as error:
         parser.exit(2, f"power-mode: {error}\n")
 

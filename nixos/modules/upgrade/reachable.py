@@ -38,7 +38,7 @@ CONNECT = "import socket, sys; to = socket.create_connection(tuple(sys.argv[1:])
 ASK = f"{CONNECT}; print(to.recv(64).decode(errors='replace').strip())"
 
 
-def _ip(*arguments: str, lines: str | None = None) -> str:
+def _run_ip(*arguments: str, lines: str | None = None) -> str:
     """Run `ip`, or `lines` as a batch whatever fails of it; its output. Raises OSError."""
     batch = [] if lines is None else ["-force", "-batch", "-"]
     command = ["timeout", str(SECONDS * 2), "ip", *arguments, *batch]
@@ -50,8 +50,8 @@ def _ip(*arguments: str, lines: str | None = None) -> str:
 
 def reachable_addresses() -> list[str]:
     """Each address that another machine may know."""
-    found = []
-    for link in json.loads(_ip("-json", "-details", "address", "show", "scope", "global", "up")):
+    found, asked = [], ("address", "show", "scope", "global", "up")
+    for link in json.loads(_run_ip("-json", "-details", *asked)):
         kind = link.get("linkinfo", {}).get("info_kind")
         # A cable that is out, or a driver that does not see it, leaves an address in place. That it
         # is out shows at once here; NO-CARRIER follows when the kernel has told its watchers.
@@ -66,12 +66,13 @@ def reachable_addresses() -> list[str]:
 def read_banner_from_outside(address: str, port: int) -> str:
     """Connect to this board as another machine does; what it says first. Raises OSError."""
     # A kernel without IPv6 refuses some of these lines, and what is asked does without them.
-    _ip(lines=GONE + NEAR)
+    _run_ip(lines=GONE + NEAR)
     try:
-        _ip("-netns", SPACE, lines=FAR)
-        return _ip("netns", "exec", SPACE, sys.executable, "-c", ASK, address, str(port)).strip()
+        _run_ip("-netns", SPACE, lines=FAR)
+        command = [sys.executable, "-c", ASK, address, str(port)]
+        return _run_ip("netns", "exec", SPACE, *command).strip()
     finally:
-        _ip(lines=GONE)
+        _run_ip(lines=GONE)
 
 
 def _ssh_problems(port: int) -> list[str]:

@@ -209,7 +209,7 @@ def give_up_system(board: BoardSystems, good: Path, bad: Path) -> None:
     os.sync()
 
 
-def unit_states(units: list[str]) -> dict[str, tuple[str, str]]:
+def unit_states_and_starts(units: list[str]) -> dict[str, tuple[str, str]]:
     """ActiveState and InvocationID by unit: each start has an id of its own."""
     command = ["systemctl", "show", "--property=ActiveState,InvocationID", *units]
     blocks = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split("\n\n")
@@ -225,7 +225,7 @@ def problems_after_wait(options: argparse.Namespace) -> list[str]:
     end = time.monotonic() + options.seconds
     well: dict[str, tuple[str, str]] = {}
     while True:
-        now = unit_states(options.units)
+        now = unit_states_and_starts(options.units)
         down = [f"{unit} is {state}" for unit, (state, _) in now.items() if state != "active"]
         lost = reachability_problems(options.ssh, options.peer)
         is_over = time.monotonic() >= end

@@ -133,7 +133,7 @@ def test_a_host_of_networkd_keeps_the_wifi(job: Path, capsys: pytest.CaptureFixt
     (job / "tools/nmcli").write_text('#!/bin/sh\nfor path; do :; done\ncat "$path.shown"\n')
     (job / "tools/nmcli").chmod(0o755)
     disk = install.choose_disk(install.installable_disks(root), None)
-    install.install(install.Job(**given), disk, root)
+    install.install(install.InstallJob(**given), disk, root)
     kept = root / "mnt/etc/wpa_supplicant/imperative.conf"
     text = kept.read_text()
     assert text.count("network={") == 1 and '\tssid="Caf\u00e9"\n' in text
@@ -190,7 +190,7 @@ def test_networks_are_kept_whatever_lies_beside_them(job: Path) -> None:
     (source / "folder").mkdir(parents=True)
     (source / "nowhere").symlink_to("/nowhere")
     (source / "attic").write_text("[wifi]\n")
-    given = install.Job(**json.loads(os.environ["ORIN_INSTALL"]))
+    given = install.InstallJob(**json.loads(os.environ["ORIN_INSTALL"]))
     install.copy_networks(given, job / "root", job / "mnt")
     (kept,) = (job / "mnt" / install.CONNECTIONS).iterdir()
     assert kept.read_text() == "[wifi]\n" and kept.stat().st_mode & 0o777 == 0o600
@@ -253,7 +253,7 @@ def test_what_cannot_be_read_is_made_anew(job: Path, damage: bytes | None) -> No
     begun = root / "mnt/.orin-install"
     begun.parent.mkdir()
     begun.write_bytes(damage) if damage else begun.mkdir()
-    given = install.Job(**json.loads(os.environ["ORIN_INSTALL"]))
+    given = install.InstallJob(**json.loads(os.environ["ORIN_INSTALL"]))
     assert not install.try_mount_unfinished(given, install.installable_disks(root)[0], root)
 
 

@@ -267,7 +267,7 @@ def test_an_address_counts_where_others_could_use_it(
 ) -> None:
     """As `ip -json -details address` of iproute2 6.1 writes its links."""
     link = {**said, "addr_info": [{"family": "inet", "local": "10.0.0.2"}]}
-    monkeypatch.setattr(reachable, "_ip", lambda *_: json.dumps([link]))
+    monkeypatch.setattr(reachable, "_run_ip", lambda *_: json.dumps([link]))
     assert bool(reachable.reachable_addresses()) == found
 
 
@@ -322,7 +322,7 @@ def test_what_dies_soon_after_its_start_has_not_come_up(
     options = argparse.Namespace(units=["x.service"], seconds=4.5, ssh=None, peer=None)
     seen = iter(looks)
     clock = itertools.count()
-    monkeypatch.setattr(upgrade, "unit_states", lambda units: {units[0]: next(seen)})
+    monkeypatch.setattr(upgrade, "unit_states_and_starts", lambda units: {units[0]: next(seen)})
     time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
     monkeypatch.setattr(upgrade, "time", time)
     assert upgrade.problems_after_wait(options) == wrong
