@@ -303,7 +303,7 @@ def programs(cubin: Path, ptx: Path) -> int:
     from .orin.gpu.programs import register_cubin_and_ptx
 
     for program in register_cubin_and_ptx(cubin, ptx):
-        size, count = len(program.text), len(program.code.kernel.instrs)
+        size, count = len(program.text), len(program.compiled_code().kernel.instrs)
         click.echo(f"{program.name}: {size} bytes of code, {count} PTX instructions")
     return 0
 
@@ -334,10 +334,10 @@ def judge(file: Path, only: str, show: int) -> int:
     with click.progressbar(
         length=len(sequences), label="sequences", file=sys.stderr, show_pos=True
     ) as bar:
-        for verdict in driver_answers.judge_sequences(sequences):
+        for verdict in driver_answers.iter_verdicts(sequences):
             verdicts.append(verdict)
             bar.update(1)
-    for line in driver_answers.agreement_table(verdicts):
+    for line in driver_answers.agreement_table_lines(verdicts):
         click.echo(line)
     wrong = [v for v in verdicts if v.differences]
     for verdict in wrong[:show]:

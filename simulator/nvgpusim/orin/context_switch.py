@@ -41,7 +41,7 @@ class SwitchTimeBudget:
     limit_ms: int = LIMIT_MS
     spent_ms: int = 0
 
-    def charge_and_check_limit(self, interrupts: int) -> bool:
+    def charge_exceeds_limit(self, interrupts: int) -> bool:
         """Count `interrupts`; returns whether the limit is exceeded."""
         self.spent_ms = self.spent_ms + PERIOD_MS * interrupts & 0xFFFFFFFF
         return self.spent_ms > self.limit_ms
@@ -66,7 +66,7 @@ class SecondClient:
             return SAVE_MS + self.grid_ms / min(waves)
         return SAVE_MS + self.grid_ms * len(waves)
 
-    def charge_switch(
+    def charge_switch_exceeds_limit(
         self, context: TsgContext, waves: list[int], budgets: Iterable[SwitchTimeBudget]
     ) -> bool:
         """A chain has run; returns whether nvgpu kills its TSG."""
@@ -74,5 +74,5 @@ class SecondClient:
         interrupts = int(self.longest_switch_ms(context.compute, waves) // PERIOD_MS)
         exceeded = False
         for budget in budgets:
-            exceeded |= budget.charge_and_check_limit(interrupts)
+            exceeded |= budget.charge_exceeds_limit(interrupts)
         return exceeded

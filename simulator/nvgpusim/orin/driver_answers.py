@@ -251,7 +251,7 @@ class SequencePlayer:
         except BrokenModelError as error:
             verdict.count_answer(len(self.sequence.calls), str(error))
         finally:
-            self.kernel.close()
+            self.kernel.stop_and_close_fds()
 
 
 def _result_or_errno(call: Callable[..., int | None], *args: Any) -> int:
@@ -290,7 +290,7 @@ def _bytes_difference(name: str, part: dict[str, Any], mine: bytes) -> str:
     return ""
 
 
-def judge_sequences(sequences: list[RecordedSequence]) -> Iterator[SequenceVerdict]:
+def iter_verdicts(sequences: list[RecordedSequence]) -> Iterator[SequenceVerdict]:
     """The verdicts, in the order of the sequences; raises SimError for a damaged one."""
     taken = [fd for fd in NOWHERE if _is_open(fd)]
     if taken:
@@ -307,7 +307,7 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def agreement_table(verdicts: list[SequenceVerdict]) -> list[str]:
+def agreement_table_lines(verdicts: list[SequenceVerdict]) -> list[str]:
     """By release and kind: sequences and answers that agree, of those compared."""
     lines = [f"{'release':<8} {'kind':<6} {'sequences':>13} {'answers':>15} {'not judged':>11}"]
     groups: dict[tuple[str, str], list[SequenceVerdict]] = {}

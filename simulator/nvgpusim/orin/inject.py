@@ -30,11 +30,12 @@ _DOORBELL = ("lost-doorbell", "channel-error", "timeout")
 
 
 def _name_matches(name: str, where: str) -> bool:
+    """True if WHERE names this call, with or without its prefix."""
     return fnmatchcase(name, where) or fnmatchcase(name.partition("_")[2], where)
 
 
 @functools.cache
-def _call_names() -> frozenset[str]:
+def _all_call_names() -> frozenset[str]:
     """Every name that a call can have."""
     ioctls = {i.short_name for p in PROFILES for i in abi_of_profile(p).ioctls.values()}
     opens = {f"OPEN_{kind}" for kind in ("CTRL", "AS", "TSG", "CHANNEL", "NVMAP")}
@@ -75,14 +76,10 @@ class Injection:
             raise SimError(f"--inject {text!r}: {match['value']!r} is not a number") from None
         if (how == "p" and not 0 <= value <= 1) or (how != "p" and value < 1):
             raise SimError(f"--inject {text!r}: p is 0..1, n and every are at least 1")
-        if not any(_name_matches(name, where) for name in _call_names()):
+        if not any(_name_matches(name, where) for name in _all_call_names()):
             raise SimError(f"--inject {text!r}: no call is named {where}; see nvgpusim report")
         default = NOTIFIER_IDLE_TIMEOUT if what == "timeout" else NOTIFIER_MMU_FAULT
         return cls(what, int(match["code"] or default), where, how, value, text)
-
-    def matches_call(self, name: str) -> bool:
-        """True if WHERE names this call, with or without its prefix."""
-        return _name_matches(name, self.where)
 
     def fires_on_match(self, rng: random.Random) -> bool:
         """Count one match and say whether it fails."""
@@ -111,15 +108,15 @@ class Injector:
         """Raise OSError when an injection is due at the call `name`."""
         with self._lock:
             for injection in self.injections:
-                if injection.what in _DOORBELL or not injection.matches_call(name):
+                if injection.what in _DOORBELL or not _name_matches(name, injection.where):
                     continue
                 if injection.fires_on_match(self._rng):
                     number = int(getattr(errno, injection.what))
                     self.log.append(f"{injection.what} at {name}, match {injection.seen}")
                     raise OSError(number, os.strerror(number))
 
-    def next_doorbell_injection(self) -> tuple[str, int] | None:
-        """The injection for the next doorbell: (action, notifier code), or None."""
+    def next_doorbell_fault(self) -> tuple[str, int] | None:
+        """The fault that is due at the next doorbell: (action, notifier code), or None."""
         with self._lock:
             for injection in self.injections:
                 if injection.what in _DOORBELL and injection.fires_on_match(self._rng):

@@ -183,7 +183,8 @@ class TraceReplay:
         roles = _ROLES.get(known.name, {}) if known else {}
         if "in" not in event:
             value = self.handles.get(event["arg"], event["arg"])
-            yield from self._result_difference(event, name, *self._call_ioctl(fd, request, value))
+            answer = self._ioctl_result_and_errno(fd, request, value)
+            yield from self._result_differences(event, name, *answer)
             return
         given = bytearray.fromhex(event["in"])
         record = _struct_of_ioctl(tables, known, given)
@@ -193,10 +194,10 @@ class TraceReplay:
             elif not member and role == "f":
                 value = self.fds.get(int.from_bytes(given, "little"), 0xFFFF)
                 given[:] = value.to_bytes(4, "little")
-        second, pointer = self._pointed_to_buffer(event, request, given)
+        second, pointer = self._add_second_buffer(event, request, given)
         raw = (ctypes.c_ubyte * max(len(given), 1)).from_buffer(given or bytearray(1))
-        result, number = self._call_ioctl(fd, request, ctypes.addressof(raw))
-        differs = list(self._result_difference(event, name, result, number))
+        result, number = self._ioctl_result_and_errno(fd, request, ctypes.addressof(raw))
+        differs = list(self._result_differences(event, name, result, number))
         yield from differs
         if not differs and not number and record is not None:
             yield from self._output_differences(event, tables, known, record, roles, name)
@@ -204,13 +205,13 @@ class TraceReplay:
                 theirs = bytes.fromhex(event["bufs"][str(pointer)])
                 yield from self._buffer_differences(request, tables, theirs, bytes(second), name)
 
-    def _call_ioctl(self, fd: int, request: int, arg: int) -> tuple[int, int]:
+    def _ioctl_result_and_errno(self, fd: int, request: int, arg: int) -> tuple[int, int]:
         try:
             return self.kernel.ioctl(fd, request, arg), 0
         except OSError as error:
             return -1, error.errno or 0
 
-    def _result_difference(
+    def _result_differences(
         self, event: dict[str, Any], name: str, result: int, number: int
     ) -> Iterator[str]:
         if (result, number) != (event["ret"], event["errno"]):
@@ -222,7 +223,7 @@ class TraceReplay:
         table = {"f": self.fds, "h": self.handles, "v": self.vas}[role]
         return table.get(value, value)
 
-    def _pointed_to_buffer(
+    def _add_second_buffer(
         self, event: dict[str, Any], request: int, given: bytearray
     ) -> tuple[Any, int]:
         where = BUFFERS.get((ioc_type(request), ioc_nr(request)))
@@ -257,7 +258,7 @@ class TraceReplay:
                 self.vas[value] = mine
                 if self.addresses and value != mine:
                     yield f"{name}.{member}: model {mine:#x}, trace {value:#x}"
-            elif not role and value != mine and not any(_overlap(place, n) for n in named):
+            elif not role and value != mine and not any(_fields_overlap(place, n) for n in named):
                 yield f"{name}.{member}: model {mine:#x}, trace {value:#x}"
 
     def _buffer_differences(
@@ -275,7 +276,7 @@ class TraceReplay:
                 yield f"{name} {member}: model {value:#x}, trace {b[member]:#x}"
 
 
-def _overlap(a: FieldLayout, b: FieldLayout) -> bool:
+def _fields_overlap(a: FieldLayout, b: FieldLayout) -> bool:
     """True if two members of a union overlap."""
     return a.offset < b.offset + b.size and b.offset < a.offset + a.size
 

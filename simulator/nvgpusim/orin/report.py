@@ -125,28 +125,24 @@ def collect_report(kernel: Kernel) -> dict[str, Any]:
     """The report of a kernel's life as plain data: call it at exit."""
     with kernel.lock:
         kernel.release_closed_files()
-        return _collect_locked(kernel)
-
-
-def _collect_locked(kernel: Kernel) -> dict[str, Any]:
-    journal: Journal = kernel.journal
-    executor = kernel.executor
-    return {
-        "nvgpusim-report": FORMAT,
-        "options": json.loads(kernel.options.to_json()),
-        "argv": sys.argv,
-        "child": journal.child,
-        "counts": dict(sorted(journal.counts.items())),
-        "rules": dict(sorted(journal.rules.items())),
-        "refusals": journal.refusals,
-        "faults": journal.faults,
-        "notes": journal.notes,
-        "injected": kernel.injector.log,
-        "injections": {i.text: [i.seen, i.fired] for i in kernel.injector.injections},
-        "peak_bytes": journal.peak,
-        "execution": executor.statistics() if executor is not None else {},
-        "leaks": kernel.leak_lines(),
-    }
+        journal: Journal = kernel.journal
+        executor = kernel.executor
+        return {
+            "nvgpusim-report": FORMAT,
+            "options": json.loads(kernel.options.to_json()),
+            "argv": sys.argv,
+            "child": journal.child,
+            "counts": dict(sorted(journal.counts.items())),
+            "rules": dict(sorted(journal.rules.items())),
+            "refusals": journal.refusals,
+            "faults": journal.faults,
+            "notes": journal.notes,
+            "injected": kernel.injector.log,
+            "injections": {i.text: [i.seen, i.fired] for i in kernel.injector.injections},
+            "peak_bytes": journal.peak,
+            "execution": executor.statistics() if executor is not None else {},
+            "leaks": kernel.leak_lines(),
+        }
 
 
 def load_report(path: Path) -> list[dict[str, Any]]:

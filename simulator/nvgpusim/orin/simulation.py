@@ -129,7 +129,7 @@ class ModelBackend(SyscallBackend):
 
     def on_msync(self, address: int) -> None:
         """Refused on dmabufs."""
-        self.kernel.msync(address)
+        self.kernel.refuse_dmabuf_msync(address)
 
     def on_barrier(self) -> None:
         """A barrier orders the stores before it for the GPU."""
@@ -234,7 +234,7 @@ class Simulation:
     def uninstall(self) -> None:
         """Take the seam out again (for tests)."""
         self.seam.remove()
-        self.kernel.close()
+        self.kernel.stop_and_close_fds()
         EXTENTS.keeps_writes = True
         Simulation.current = None
 

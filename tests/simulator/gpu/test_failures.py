@@ -109,7 +109,7 @@ def _rewrite_after_release(rig: Rig, embedded: bool) -> tuple[int, list[str]]:
         while rig.at(rig.signal, 1)[0] == 1 and not rewritten:
             yield "lag"
 
-    rig.gpu.channels[0].adversary_delay = held  # type: ignore[assignment, method-assign]
+    rig.gpu.channels[0].adversary_delay_steps = held  # type: ignore[assignment, method-assign]
     if embedded:
         rig.release(qmd, 1)
         rig.submit(launch(qmd))

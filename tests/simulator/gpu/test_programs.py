@@ -39,15 +39,15 @@ def test_equal_code_of_several_sources(tmp_path: Path) -> None:
     found = programs.ProgramStore(tmp_path).find_by_code(SECTIONS[".text.k_fill"].data)
     names = {p.name: p for p in found}
     assert set(names) == {"k_fill", "k_fill_drops", "k_fill_ignores"}
-    assert [names[n].load_count for n in sorted(names)] == [0, 1, 0]
+    assert [names[n].load_instruction_count for n in sorted(names)] == [0, 1, 0]
     drops = names["k_fill_drops"]
     one, two = names["k_fill"].bank0, drops.bank0
     assert (one, two) == (0x160 + 8, 0x160 + 16)
     for order in ([drops, *found], [*found, drops]):
         assert programs.best_program(order, one).name == "k_fill"
         assert programs.best_program(order, two).name == "k_fill_ignores"
-        assert programs.best_program(order, two // 16).load_count == 0
-        assert programs.best_program(order, 1).load_count == 0, "a size of nobody's"
+        assert programs.best_program(order, two // 16).load_instruction_count == 0
+        assert programs.best_program(order, 1).load_instruction_count == 0, "a size of nobody's"
     assert programs.best_program([drops], one) is drops
 
 
@@ -78,7 +78,7 @@ def test_bad_files(tmp_path: Path) -> None:
     known = programs.ProgramStore(tmp_path)
     for program in known.register(CUBIN.read_bytes(), ".version 8.0\n.target sm_87\n"):
         with pytest.raises(SimError, match="has no such entry"):
-            _ = program.code
+            program.compiled_code()
 
 
 def test_unwritable_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +245,7 @@ p += '.visible .entry from_ptx(.param .u64 x)\\n{ ret; }'
 for cubin in (NVRTCCompiler("sm_87", ptx=False).compile(c), NVPTXCompiler("sm_87").compile(p)):
     for s in programs._elf_sections(cubin):
         if s.name.startswith(".text."):
-            print(programs.PROGRAMS.find_by_code(s.data)[0].code.kernel.name)
+            print(programs.PROGRAMS.find_by_code(s.data)[0].compiled_code().kernel.name)
 """
 
 

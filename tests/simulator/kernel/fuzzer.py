@@ -108,7 +108,7 @@ class Life:
         assert sorted(self.kernel.tsg_ids) == list(range(512))
         assert len(self.kernel.syncpoints) == 64
         assert not self.kernel.leak_lines()
-        self.kernel.close()
+        self.kernel.stop_and_close_fds()
 
     def _open(self, path: str) -> None:
         with expected():

@@ -41,7 +41,7 @@ def test_a_table_of_pages(acts: list[tuple[bool, tuple[int, int]]]) -> None:
         assert {
             page: cast("int", m.what) for page in range(60) if (m := maps.mapping_at(page))
         } == table
-        maps.check_invariants()
+        maps.check_and_count_mappings()
 
 
 def steps(act: Callable[[], object]) -> int:

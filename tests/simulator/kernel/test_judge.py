@@ -18,8 +18,8 @@ from nvgpusim.orin.driver_answers import (
     RecordedSequence,
     SequencePlayer,
     SequenceVerdict,
-    agreement_table,
-    judge_sequences,
+    agreement_table_lines,
+    iter_verdicts,
     load_sequences,
 )
 from nvgpusim.orin.kernel.nvmap import NvMapFile
@@ -51,7 +51,7 @@ def altered(sequence: RecordedSequence) -> RecordedSequence:
 @pytest.mark.parametrize("release", ["36.4.3", "35.6"])
 def test_every_answer_is_nvgpus(sequences: list[RecordedSequence], release: str, kind: str) -> None:
     chosen = [s for s in sequences if s.release == release and s.name.startswith(kind + "/")]
-    verdicts = list(judge_sequences(chosen))
+    verdicts = list(iter_verdicts(chosen))
     assert [(v.name, *v.differences[0]) for v in verdicts if v.differences] == []
     assert sum(v.compared for v in verdicts) > 3000
 
@@ -69,11 +69,11 @@ def test_a_wrong_address_is_a_difference_and_a_masked_byte_is_none(
     out = bytearray.fromhex(call["out"])
     out[8] ^= 1  # the descriptor, which is masked
     call["out"] = out.hex()
-    (verdict,) = judge_sequences([changed])
+    (verdict,) = iter_verdicts([changed])
     assert not verdict.differences
     out[36] ^= 1
     call["out"] = out.hex()
-    (verdict,) = judge_sequences([changed])
+    (verdict,) = iter_verdicts([changed])
     assert "byte 36" in verdict.differences[0][1]
 
 
@@ -82,14 +82,14 @@ def test_second_memory_is_compared(sequences: list[RecordedSequence]) -> None:
     call = next(c for c in changed.calls if "mem" in c)
     memory = call["mem"][0]
     memory["out"] = "ff" + memory["out"][2:]
-    (verdict,) = judge_sequences([changed])
+    (verdict,) = iter_verdicts([changed])
     assert "memory at 0" in verdict.differences[0][1]
 
 
 def test_what_the_model_does_not_make_is_a_difference(sequences: list[RecordedSequence]) -> None:
     changed = altered(pick(sequences, "36.4.3", "rule/as/sizes"))
     changed.calls[1]["in"] = "00" * 64  # refused: no address space
-    (verdict,) = judge_sequences([changed])
+    (verdict,) = iter_verdicts([changed])
     assert verdict.differences[0][0] == 1
     assert verdict.differences[1][1] == "AS_MAP_BUFFER_EX: the model made no as0"
 
@@ -108,13 +108,13 @@ def test_a_model_without_dmabufs_is_a_difference(
     sequences: list[RecordedSequence], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`create.handle64` broken: the handle in the high half, which ALLOC does not know."""
-    create = NvMapFile._create_handle
+    create = NvMapFile._create_owned_handle
 
     def high(self: NvMapFile, size: int) -> SimpleNamespace:
         return SimpleNamespace(id=create(self, size).id << 32)
 
-    monkeypatch.setattr(NvMapFile, "_create_handle", high)
-    (verdict,) = judge_sequences([pick(sequences, "36.4.3", "rule/as/sizes")])
+    monkeypatch.setattr(NvMapFile, "_create_owned_handle", high)
+    (verdict,) = iter_verdicts([pick(sequences, "36.4.3", "rule/as/sizes")])
     assert verdict.differences[0][1] == "no dmabuf: NVMAP_ALLOC answers EINVAL"
 
 
@@ -124,16 +124,16 @@ def test_a_model_that_breaks_is_a_difference(
 ) -> None:
     """In a call, and at the end, when the channels are closed."""
     monkeypatch.setattr(Tsg, method, None)
-    (verdict,) = judge_sequences([pick(sequences, "36.4.3", "rule/chan/tsg before as")])
+    (verdict,) = iter_verdicts([pick(sequences, "36.4.3", "rule/chan/tsg before as")])
     assert "the model broke: TypeError(" in verdict.differences[0][1]
 
 
 def test_the_table_counts_by_release_and_kind(sequences: list[RecordedSequence]) -> None:
     names = ("rule/as/alloc", "place/distinct/0")
     chosen = [pick(sequences, r, n) for r in ("35.6", "36.4.3") for n in names]
-    verdicts = list(judge_sequences(chosen))
+    verdicts = list(iter_verdicts(chosen))
     verdicts[0].differences.append((0, "made up"))
-    lines = [line.split() for line in agreement_table(verdicts)[1:]]
+    lines = [line.split() for line in agreement_table_lines(verdicts)[1:]]
     assert [line[:3] for line in lines] == [
         ["35.6", "all", "1/2"],
         ["35.6", "place", "1/1"],
@@ -199,4 +199,4 @@ def test_a_damaged_call_names_its_place(sequences: list[RecordedSequence]) -> No
     changed = altered(pick(sequences, "35.6", "rule/as/alloc"))
     del changed.calls[3]["in"]
     with pytest.raises(SimError, match=r"35\.6 rule/as/alloc, call 3 is damaged"):
-        list(judge_sequences([changed]))
+        list(iter_verdicts([changed]))

@@ -59,19 +59,13 @@ ret;
 N = 256
 
 
-def _map_matrices() -> tuple[GpuAddressSpace, list[int]]:
-    vm, at = GpuAddressSpace("bench"), []
-    for n in range(3):
-        buf = DmaBuf(4 * N * N, f"matrix {n}")
-        buf.array = np.zeros(buf.size, np.uint8)
-        at.append((n + 1) << 24)
-        vm.add_mapping(Mapping(at[-1], buf.size, buf))
-    return vm, at
-
-
 def measure_speed(repetitions: int = 5) -> dict[str, float | int | str]:
     """Measure; raises RuntimeError when the product is wrong."""
-    vm, (c, a, b) = _map_matrices()
+    vm, (c, a, b) = GpuAddressSpace("bench"), (n << 24 for n in (1, 2, 3))
+    for at in (c, a, b):
+        buf = DmaBuf(4 * N * N, f"matrix at {at:#x}")
+        buf.array = np.zeros(buf.size, np.uint8)
+        vm.add_mapping(Mapping(at, buf.size, buf))
     rng = np.random.default_rng(0)
     arrays = [np.frombuffer(vm.view_bytes(at, 4 * N * N, "write"), np.float32) for at in (c, a, b)]
     for array in arrays[1:]:

@@ -12,7 +12,7 @@ from ... import l2
 from ...memory import MmuFault
 from ...ptx import KernelFault, Launch, LocalMemory, PtxError, make_local_memory
 from ...ptx.launch import CHUNK_LANES, PARAM_BASE
-from .faults import GpuFault, class_fault, gap_fault, illegal_method_fault, mmu_fault, sm_fault
+from .faults import GpuFault, class_fault, illegal_method_fault, mmu_fault, sim_gap_fault, sm_fault
 from .host_methods import write_semaphore
 from .programs import PROGRAMS, R_64, R_HI, R_LO, Program, best_program
 from .published import PublishedEntry, read_bank
@@ -118,7 +118,7 @@ class ComputeMethods:
     def schedule_qmd(self, va: int) -> Steps:
         """The front end executes PCAS: the QMD is read now, not at submit."""
         c = self.c
-        yield from c.adversary_delay()
+        yield from c.adversary_delay_steps()
         if va >= 1 << 40:
             raise class_fault(f"QMD address {va:#x} is beyond 40 bits")
         qmd = self.read_qmd(va, c.current)
@@ -153,7 +153,7 @@ class ComputeMethods:
         if qmd.va not in self.arguments:
             return
         args, line = self.arguments.pop(qmd.va)
-        size = PARAM_BASE + program.code.kernel.param_bytes
+        size = PARAM_BASE + program.compiled_code().kernel.param_bytes
         args, now = args[:size], now[:size]
         if args != now:
             at = next((i for i, (x, y) in enumerate(zip(args, now, strict=False)) if x != y), 0)
@@ -172,7 +172,7 @@ class ComputeMethods:
         while True:
             try:
                 check_qmd(qmd, self.launch_limits())
-                yield from c.adversary_delay()
+                yield from c.adversary_delay_steps()
                 if c.gpu.watch is not None:
                     c.gpu.watch.now = published.moment if published is not None else None
                 self.run_grid(qmd)
@@ -183,13 +183,13 @@ class ComputeMethods:
                 e.report.details.setdefault("ring entry", str(entry))
                 e.report.details.setdefault("submitted by", line)
                 raise
-            yield from c.adversary_delay()
+            yield from c.adversary_delay_steps()
             self.write_release_semaphores(qmd)
             if c.gpu.options.write_back:
-                yield from c.adversary_delay()
+                yield from c.adversary_delay_steps()
                 c.gpu.write_qmd_back(c, qmd)
             if not qmd["DEPENDENT_QMD0_ENABLE"]:
-                c.gpu.let_second_client_run(c, waves)
+                c.gpu.raise_if_switches_too_long(c, waves)
                 return
             qmd = self.read_qmd(qmd["DEPENDENT_QMD0_POINTER"] << 8, published)
 
@@ -325,7 +325,7 @@ class ComputeMethods:
             raise sm_fault(e, qmd.program_va, **found) from e
         except PtxError as e:
             what = f"the simulator cannot run this kernel: {e}"
-            raise gap_fault(what, **found) from e
+            raise sim_gap_fault(what, **found) from e
 
     def make_launch(self, qmd: Qmd, program: Program, banks: dict[int, bytes]) -> Launch:
         """The grid that a QMD describes."""

@@ -53,7 +53,7 @@ class CopyMethods:
 
     def launch_after_delay(self, flags: int) -> Steps:
         """LAUNCH_DMA, some time later under --delay."""
-        yield from self.c.adversary_delay()
+        yield from self.c.adversary_delay_steps()
         try:
             self.launch_dma(flags)
         except MmuFault as e:

@@ -51,7 +51,7 @@ def class_fault(what: str, **details: str) -> GpuFault:
     return GpuFault(FaultReport(NOTIFIER_GR_EXCEPTION, f"class error: {what}", details))
 
 
-def gap_fault(what: str, **details: str) -> GpuFault:
+def sim_gap_fault(what: str, **details: str) -> GpuFault:
     """A program that the simulator cannot run: no error of the client's or that a GPU reports."""
     return GpuFault(FaultReport(NOTIFIER_GAP, f"a gap of the simulator: {what}", details))
 

@@ -73,7 +73,7 @@ class HostMethods:
         elif method == WFI:
             if value > 1:
                 raise pbdma_fault(f"WFI with scope {value}")
-            return c.wait_idle()
+            return c.steps_until_idle()
         else:
             raise illegal_method_fault(f"host method {method:#x} with {value:#x}")
         return DONE
@@ -99,7 +99,7 @@ class HostMethods:
         try:
             if operation == RELEASE:
                 if execute & RELEASE_WFI:
-                    yield from c.wait_idle()
+                    yield from c.steps_until_idle()
                 write_semaphore(c.vm, va, payload, 2 if wide or stamp else 1, stamp)
                 c.gpu.add_to_counter("releases")
                 return

@@ -119,7 +119,7 @@ class Channel:
             self.entry = self.get
             self.current = published = self.published.pop(self.get, None)
             self.line = published.line if published else self.port.submit_line
-            yield from self.adversary_delay()
+            yield from self.adversary_delay_steps()
             entry = self.ring_entry(self.get)
             if published is not None and published.entry != entry:
                 self.gpu.note_finding(
@@ -134,7 +134,7 @@ class Channel:
             self.userd[GP_GET // 4] = self.get
             yield "more"
 
-    def adversary_delay(self) -> Work:
+    def adversary_delay_steps(self) -> Work:
         """The adversary's delay at this point."""
         return self._delay_steps() if self.gpu.delay else DONE
 
@@ -242,7 +242,7 @@ class Channel:
 
     # engines
 
-    def wait_idle(self) -> Steps:
+    def steps_until_idle(self) -> Steps:
         """Wait until no grid of this channel runs (WFI)."""
         self.waiting = "the engine to go idle"
         while self.inflight:

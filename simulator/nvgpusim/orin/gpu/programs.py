@@ -57,7 +57,7 @@ class Relocation:
 
 @dataclass
 class Program:
-    """One kernel of a cubin; `code` is made from its PTX when first asked for.
+    """One kernel of a cubin; its PTX is compiled when first asked for.
 
     `holes`: offsets of relocated words in `text`. `registers` per thread, `min_stack`, `shared` and
     `bank0` (.nv.constant0: driver's words and parameters) in bytes.
@@ -75,13 +75,9 @@ class Program:
     constants: dict[str, int] = field(default_factory=dict)
     _codes: dict[tuple[bool, bool], KernelCode] = field(default_factory=dict)
 
-    @property
-    def code(self) -> KernelCode:
-        """The kernel ready to run. Raises PtxError for PTX that is not known."""
-        return self.compiled_code(fine=False)
-
-    def compiled_code(self, *, fine: bool, turns: bool = False) -> KernelCode:
-        """The kernel ready to run: fine for the sanitizer, with turns for drawn orders, too."""
+    def compiled_code(self, *, fine: bool = False, turns: bool = False) -> KernelCode:
+        """The kernel ready to run: fine for the sanitizer, with turns for drawn orders, too. Raises
+        PtxError for PTX that is not known."""
         if (fine, turns) not in self._codes:
             module = _parsed(self.ptx)
             if self.name not in module.kernels:
@@ -92,7 +88,7 @@ class Program:
         return self._codes[fine, turns]
 
     @property
-    def load_count(self) -> int:
+    def load_instruction_count(self) -> int:
         """Loads in the PTX, parameters left out; PTX that cannot be parsed reads most."""
         try:
             kernel = _parsed(self.ptx).kernels.get(self.name)
@@ -115,7 +111,7 @@ def best_program(programs: Sequence[Program], bank0: int) -> Program:
     units of 16 bytes, or bytes from clients that take it for such."""
 
     def rank(program: Program) -> tuple[bool, int]:
-        return bank0 not in (program.bank0, -(-program.bank0 // 16)), program.load_count
+        return bank0 not in (program.bank0, -(-program.bank0 // 16)), program.load_instruction_count
 
     return programs[0] if len(programs) == 1 else min(programs, key=rank)
 
@@ -342,7 +338,7 @@ def register_cubin_and_ptx(cubin: Path, ptx: Path) -> list[Program]:
         code, source = cubin.read_bytes(), ptx.read_text()
         programs = read_cubin(code, source)
         for program in programs:
-            _ = program.code
+            program.compiled_code()
         PROGRAMS.register(code, source)
         return programs
     except OSError as e:

@@ -42,11 +42,7 @@ class RingOrder:
         """A barrier was executed: note GPPut and the entries that follow the known ones."""
         for channel in channels:
             seen = self._seen.setdefault(channel.port.id, deque(maxlen=_KEPT))
-            seen.append((self._gpput(channel), self._next_entries(channel)))
-
-    @staticmethod
-    def _gpput(channel: Channel) -> int:
-        return int(channel.userd[0x8C // 4])
+            seen.append((int(channel.userd[0x8C // 4]), self._next_entries(channel)))
 
     @staticmethod
     def _next_entries(channel: Channel) -> dict[int, int]:

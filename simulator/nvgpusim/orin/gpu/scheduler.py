@@ -174,12 +174,13 @@ class Gpu:
         wait = 0.0 if x < 0.25 else self.delay if x > 0.75 else self.delay * y
         return time.monotonic() + wait
 
-    def let_second_client_run(self, channel: Channel, waves: list[int]) -> None:
+    def raise_if_switches_too_long(self, channel: Channel, waves: list[int]) -> None:
         """A chain of grids has run: the second client takes its turn, at the chain's expense."""
         if not self.rival.grid_ms:
             return
-        peers = [c.port for c in self._live_channels() if c.port.tsg_id == channel.port.tsg_id]
-        if self.rival.charge_switch(channel.port.context, waves, [port.budget for port in peers]):
+        ports = [c.port for c in self._live_channels()]
+        budgets = [port.budget for port in ports if port.tsg_id == channel.port.tsg_id]
+        if self.rival.charge_switch_exceeds_limit(channel.port.context, waves, budgets):
             spent, limit = channel.port.budget.spent_ms, channel.port.budget.limit_ms
             raise ctxsw_timeout_fault(
                 f"{spent} ms of context switches in sum, more than {limit} ms, with compute "

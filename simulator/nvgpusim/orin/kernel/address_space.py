@@ -314,7 +314,7 @@ class AsFile(DeviceFile):
             self.vm.unmap_now(mapping)
 
     @ioctl_handler("NVGPU_AS_IOCTL_MAP_BUFFER_BATCH")
-    def map_batch(self, args: StructBytes) -> None:
+    def unmap_and_map_batch(self, args: StructBytes) -> None:
         """Unmaps, then maps; nothing is written back for the entries."""
         tables, user = self.kernel.abi, self.kernel.user
         if args["num_unmaps"] > 256 or args["num_maps"] > 256:
@@ -331,7 +331,7 @@ class AsFile(DeviceFile):
             self.map_dmabuf(tables.make_struct("nvgpu_as_map_buffer_ex_args", raw))
 
     @ioctl_handler("NVGPU_AS_IOCTL_GET_VA_REGIONS")
-    def va_regions(self, args: StructBytes) -> None:
+    def get_va_regions(self, args: StructBytes) -> None:
         """The user region: one, with 4 KiB pages."""
         region = self.kernel.abi.make_struct("nvgpu_as_va_region")
         region["offset"], region["page_size"] = self.vm.start, PAGE
@@ -343,7 +343,7 @@ class AsFile(DeviceFile):
         args["buf_size"] = region.struct.size
 
     @ioctl_handler("NVGPU_AS_IOCTL_GET_SYNC_RO_MAP")
-    def sync_ro_map(self, args: StructBytes) -> None:
+    def get_syncpoint_ro_map(self, args: StructBytes) -> None:
         """The syncpoint unit's read-only window in the kernel region."""
         if self.vm.shim is None:
             shim = DmaBuf(SYNCPOINT_SHIM, "syncpoint shim")

@@ -141,7 +141,7 @@ class ChannelFile(DeviceFile):
             assert self.kernel.ports[self.id] is self.port
 
     @ioctl_handler("NVGPU_IOCTL_CHANNEL_WDT")
-    def wdt(self, args: StructBytes) -> None:
+    def set_watchdog(self, args: StructBytes) -> None:
         """Enable or disable the watchdog."""
         status = args["wdt_status"] & 3
         if self.deterministic and status != WDT_DISABLE:
@@ -308,7 +308,7 @@ class ChannelFile(DeviceFile):
         self.budget.limit_ms = args["timeout"]
 
     @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_NVMAP_FD")
-    def set_nvmap_fd(self, args: StructBytes) -> None:
+    def ignore_nvmap_fd(self, args: StructBytes) -> None:
         """A no-op."""
         self.note_rule("nvmap-fd.noop")
 
@@ -347,13 +347,13 @@ class ChannelFile(DeviceFile):
             self.port.enabled = False
 
     @ioctl_handler("NVGPU_IOCTL_CHANNEL_PREEMPT")
-    def preempt(self, _: bytearray) -> None:
+    def ignore_preempt(self, _: bytearray) -> None:
         """Preemption is invisible to the client; from r36 on it goes through the TSG."""
         if self.tsg is None and self.kernel.abi.profile != "r35":
             raise self.refusal("channel.no-tsg")
 
     @ioctl_handler("NVGPU_IOCTL_CHANNEL_RESCHEDULE_RUNLIST")
-    def reschedule_runlist(self, _: bytearray) -> None:
+    def refuse_reschedule_runlist(self, _: bytearray) -> None:
         """Refused: the model's client is an ordinary user."""
         raise self.refusal("reschedule.privilege")
 
@@ -369,7 +369,7 @@ class ChannelFile(DeviceFile):
                 channel.on_tsg_killed(NOTIFIER_RESET)
 
     @ioctl_handler("NVGPU_IOCTL_CHANNEL_WAIT")
-    def wait(self, args: StructBytes) -> None:
+    def wait_for_notifier_or_semaphore(self, args: StructBytes) -> None:
         """Kernel-side wait for a notifier or semaphore in a dmabuf."""
         if self.unserviceable:
             raise self.refusal("wait.dead")
@@ -409,7 +409,7 @@ class ChannelFile(DeviceFile):
                 self.kernel.lock.acquire()
 
     @ioctl_handler("NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO")
-    def submit_gpfifo(self, args: StructBytes) -> None:
+    def refuse_submit_gpfifo(self, args: StructBytes) -> None:
         """Refused: the channel submits from user mode."""
         if self.unserviceable:
             raise self.refusal("wait.dead")

@@ -118,7 +118,7 @@ class CpuMappings:
         self._maps.insert(at, mapping)
         self._starts.insert(at, mapping.start)
 
-    def check_invariants(self) -> Counter[DeviceFile | DmaBuf]:
+    def check_and_count_mappings(self) -> Counter[DeviceFile | DmaBuf]:
         """Nothing overlaps, all is in order; how many mappings show what."""
         end = 0
         for start, mapping in zip(self._starts, self._maps, strict=True):

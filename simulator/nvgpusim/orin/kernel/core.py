@@ -16,7 +16,6 @@ import select
 import signal
 import socket
 import stat
-import time
 from collections import Counter
 from collections.abc import Callable
 from fcntl import F_DUPFD_CLOEXEC, F_GETFL, fcntl
@@ -310,7 +309,7 @@ class Kernel:
                     self.usermode.on_page_unmapped(entry.what)
             return [entry.what for entry in gone]
 
-    def msync(self, address: int) -> None:
+    def refuse_dmabuf_msync(self, address: int) -> None:
         """msync() at `address`; raises OSError for a dmabuf's mapping."""
         with self.lock, self.kernel_errors_as_os_errors("msync", f"msync of {address:#x}"):
             if self.cpu_maps.mapping_at(address) is not None:
@@ -385,7 +384,7 @@ class Kernel:
         if self.executor is not None:
             self.executor.stop_threads()
 
-    def close(self) -> None:
+    def stop_and_close_fds(self) -> None:
         """Stop, and give back the model's own descriptors and the limit as it was."""
         self.stop_threads()
         with self.lock:
@@ -402,14 +401,10 @@ class Kernel:
             if soft == self._raised != self._soft:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (self._soft, hard))
 
-    def ptimer_ns(self) -> int:
-        """PTIMER: nanoseconds, monotonic, the clock of semaphore timestamps."""
-        return time.monotonic_ns()
-
     def leak_lines(self) -> list[str]:
         """List all that is open, mapped or allocated, one line each. Call it with the lock held."""
         found: list[str] = []
-        for kind, n in sorted(count_files_by_kind(self.files).items()):
+        for kind, n in sorted(Counter(f.kind for f in self.files.values()).items()):
             lines = sorted({f.line for f in self.files.values() if f.kind == kind})
             found.append(f"{n} {kind} fd{'s' * (n > 1)} open, opened at {lines[0]}")
         handles = list(self.nvmap.handles.values())
@@ -440,7 +435,7 @@ class Kernel:
             for file in self.files.values():
                 file.check_invariants()
             self.nvmap.check_invariants()
-            shown = self.cpu_maps.check_invariants()
+            shown = self.cpu_maps.check_and_count_mappings()
             for buf in self.dmabufs.values():
                 assert buf.refs["cpu"] == shown[buf], f"{buf!r}: {shown[buf]} CPU mappings"
 
@@ -464,8 +459,3 @@ class _ErrorTranslation:
 _HANGUP = select.EPOLLHUP | select.EPOLLRDHUP
 _DMA_BUF_SYNC = {0x40086200}
 """DMA_BUF_IOCTL_SYNC of linux/dma-buf.h."""
-
-
-def count_files_by_kind(files: dict[Key, DeviceFile]) -> Counter[str]:
-    """Number of open devices of each kind."""
-    return Counter(f.kind for f in files.values())

@@ -86,7 +86,7 @@ class CtrlFile(DeviceFile):
         return self.kernel.user.copy_to_user(address, data[:room]) if room else 0
 
     @ioctl_handler("NVGPU_GPU_IOCTL_GET_CHARACTERISTICS")
-    def characteristics(self, args: StructBytes) -> int:
+    def get_characteristics(self, args: StructBytes) -> int:
         """Fill what fits, say how large the whole is."""
         tables, shape = self.kernel.abi, self.kernel.shape
         out = tables.make_struct("nvgpu_gpu_characteristics")
@@ -192,7 +192,7 @@ class CtrlFile(DeviceFile):
             l2.board_l2().flush(bool(args["l2_invalidate"]))
 
     @ioctl_handler("NVGPU_GPU_IOCTL_GET_TPC_MASKS")
-    def tpc_masks(self, args: StructBytes) -> int:
+    def get_tpc_masks(self, args: StructBytes) -> int:
         """One u32 mask per GPC of the maximum."""
         data = struct.pack("<2I", *self.kernel.shape.tpc_masks)
         residue = self._copy_out(args["mask_buf_addr"], args["mask_buf_size"], data)
@@ -200,7 +200,7 @@ class CtrlFile(DeviceFile):
         return residue
 
     @ioctl_handler("NVGPU_GPU_IOCTL_GET_FBP_L2_MASKS")
-    def fbp_l2_masks(self, args: StructBytes) -> int:
+    def get_fbp_l2_masks(self, args: StructBytes) -> int:
         """One FBP with two L2 slices."""
         data = struct.pack("<I", 3)
         residue = self._copy_out(args["mask_buf_addr"], args["mask_buf_size"], data)
@@ -208,12 +208,12 @@ class CtrlFile(DeviceFile):
         return residue
 
     @ioctl_handler("NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP")
-    def gpc_physical_map(self, args: StructBytes) -> None:
+    def get_gpc_physical_map(self, args: StructBytes) -> None:
         """Local to physical GPC numbers: equal."""
         self._write_gpc_map(args, "physical_gpc_buf_addr")
 
     @ioctl_handler("NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP")
-    def gpc_logical_map(self, args: StructBytes) -> None:
+    def get_gpc_logical_map(self, args: StructBytes) -> None:
         """Local to logical GPC numbers: equal."""
         self._write_gpc_map(args, "logical_gpc_buf_addr")
 
@@ -226,12 +226,12 @@ class CtrlFile(DeviceFile):
             raise self.refusal("gpc.fault", f"{args[address]:#x}")
 
     @ioctl_handler("NVGPU_GPU_IOCTL_NUM_VSMS")
-    def num_vsms(self, args: StructBytes) -> None:
+    def get_num_vsms(self, args: StructBytes) -> None:
         """Enabled SMs."""
         args["num_vsms"] = self.kernel.shape.sms
 
     @ioctl_handler("NVGPU_GPU_IOCTL_VSMS_MAPPING")
-    def vsms_mapping(self, args: StructBytes) -> int:
+    def get_vsms_mapping(self, args: StructBytes) -> int:
         """GPC and TPC of each SM."""
         size = self.kernel.abi.structs["nvgpu_gpu_vsms_mapping_entry"].size
         data = b""
@@ -244,7 +244,7 @@ class CtrlFile(DeviceFile):
         return self._copy_out(args["vsms_map_buf_addr"], len(data), data)
 
     @ioctl_handler("NVGPU_GPU_IOCTL_GET_ENGINE_INFO")
-    def engine_info(self, args: StructBytes) -> int:
+    def get_engine_info(self, args: StructBytes) -> int:
         """Items of 16 bytes; the size returned counts all of them."""
         data = b"".join(struct.pack("<IIiI", *engine, 0) for engine in ENGINES)
         room = args["engine_info_buf_size"] // 16 * 16
@@ -254,12 +254,12 @@ class CtrlFile(DeviceFile):
         return residue
 
     @ioctl_handler("NVGPU_GPU_IOCTL_GET_GPU_TIME")
-    def gpu_time(self, args: StructBytes) -> None:
+    def get_gpu_time(self, args: StructBytes) -> None:
         """PTIMER in nanoseconds."""
-        args["gpu_timestamp"] = self.kernel.ptimer_ns()
+        args["gpu_timestamp"] = time.monotonic_ns()
 
     @ioctl_handler("NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO")
-    def cpu_time_correlation(self, args: StructBytes) -> None:
+    def get_cpu_time_correlation(self, args: StructBytes) -> None:
         """Pairs of CPU and GPU time."""
         count, source = args["count"], args["source_id"]
         if count > 16:
@@ -268,4 +268,4 @@ class CtrlFile(DeviceFile):
             raise self.refusal("time.source", str(source))
         for i in range(count):
             cpu = time.monotonic_ns() if source == 1 else time.time_ns()
-            struct.pack_into("<QQ", args.raw, 16 * i, cpu, self.kernel.ptimer_ns())
+            struct.pack_into("<QQ", args.raw, 16 * i, cpu, time.monotonic_ns())

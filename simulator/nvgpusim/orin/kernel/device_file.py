@@ -90,7 +90,7 @@ class DeviceFile:
             raw[:] = data
         known = tables.by_number.get(request)
         if known is None:
-            same = [i for i in tables.ioctls.values() if _same_letter_and_number(i.number, request)]
+            same = [i for i in tables.ioctls.values() if (i.number ^ request) & 0xFFFF == 0]
             tsg = any(i.name == "NVGPU_GPU_IOCTL_OPEN_TSG" for i in same)
             rule = "profile.open-tsg" if tsg else "dispatch.unknown"
             raise self.refusal(rule, f"the kernel's is {same[0].number:#x}" if same else "")
@@ -123,7 +123,3 @@ class DeviceFile:
 
     def release(self) -> None:
         """The last fd is gone."""
-
-
-def _same_letter_and_number(number: int, request: int) -> bool:
-    return number & 0xFFFF == request & 0xFFFF

@@ -93,10 +93,10 @@ class GrContext(TsgContext):
         graphics = 0 if graphics == self.graphics else graphics
         compute = 0 if compute == self.compute else compute
         if graphics or compute:
-            self._set_checked_modes(channel, graphics, compute)
+            self._check_and_set_modes(channel, graphics, compute)
         return bool(graphics or compute)
 
-    def _set_checked_modes(self, channel: ChannelFile, graphics: int, compute: int) -> None:
+    def _check_and_set_modes(self, channel: ChannelFile, graphics: int, compute: int) -> None:
         named = f"{graphics} and {compute}"
         if (graphics and not graphics & GRAPHICS_MODES) or (
             compute and not compute & COMPUTE_MODES

@@ -76,7 +76,7 @@ class NvMapHandles:
         self._cursor = number + 1 if number < 0xFFFFFFFF else 1
         return number
 
-    def usable_handle(self, buf: DmaBuf, fd: int, read_only: bool) -> Handle:
+    def ensure_handle(self, buf: DmaBuf, fd: int, read_only: bool) -> Handle:
         """The handle of a buffer that `fd` shows, made usable; read-only ones made when needed."""
         handle = (self.by_buf_ro if read_only else self.by_buf).get(id(buf))
         if handle is None:

@@ -99,7 +99,7 @@ class NvMapFile(DeviceFile):
             raise self.refusal(rule, f"handle {number:#x}")
         return self.state.handles[number]
 
-    def _create_handle(self, size: int) -> Handle:
+    def _create_owned_handle(self, size: int) -> Handle:
         if size == 0:
             raise self.refusal("create.zero")
         handle = self.state.create_handle(size)
@@ -108,18 +108,18 @@ class NvMapFile(DeviceFile):
         return handle
 
     @ioctl_handler("NVMAP_IOC_CREATE")
-    def create(self, args: StructBytes) -> None:
+    def create_handle(self, args: StructBytes) -> None:
         """Size in at 0, handle out at 4."""
-        args["handle"] = self._create_handle(args["size"]).id
+        args["handle"] = self._create_owned_handle(args["size"]).id
 
     @ioctl_handler("NVMAP_IOC_CREATE_64")
-    def create_64(self, args: StructBytes) -> None:
+    def create_handle_64(self, args: StructBytes) -> None:
         """64-bit size in, handle out in its low half."""
-        args["handle64"] = self._create_handle(args["size64"]).id
+        args["handle64"] = self._create_owned_handle(args["size64"]).id
         self.note_rule("create.handle64")
 
     @ioctl_handler("NVMAP_IOC_ALLOC")
-    def alloc(self, args: StructBytes) -> None:
+    def alloc_pages(self, args: StructBytes) -> None:
         """Give the handle its pages."""
         align, flags = args["align"], args["flags"]
         if align & (align - 1):
@@ -156,7 +156,7 @@ class NvMapFile(DeviceFile):
             self.note_rule("alloc.tag")
 
     @ioctl_handler("NVMAP_IOC_FREE")
-    def free(self, number: int) -> None:
+    def free_handle(self, number: int) -> None:
         """Drop one reference; the handle is the argument itself."""
         number &= 0xFFFFFFFF
         self.note_rule("free.by-value")
@@ -187,16 +187,16 @@ class NvMapFile(DeviceFile):
         self.note_rule("getfd.new")
 
     @ioctl_handler("NVMAP_IOC_FROM_FD")
-    def from_fd(self, args: StructBytes) -> None:
+    def handle_from_fd(self, args: StructBytes) -> None:
         """A handle for a dmabuf fd: fd in at 0, handle out at 4."""
         kernel, fd = self.kernel, args["fd"]
         buf = kernel.dmabuf_of_fd(fd, "fromfd.badfd", "fromfd.not-dmabuf")
-        handle = self.state.usable_handle(buf, fd, kernel.is_read_only_fd(fd))
+        handle = self.state.ensure_handle(buf, fd, kernel.is_read_only_fd(fd))
         self._add_user(handle)
         args["handle"] = handle.id
 
     @ioctl_handler("NVMAP_IOC_DUP_HANDLE")
-    def dup(self, args: StructBytes) -> None:
+    def dup_handle(self, args: StructBytes) -> None:
         """One more reference on the same handle, or on its read-only twin."""
         handle = self._own_handle(args["handle"], "dup.handle")
         read_only = args["access_flags"] == READ_ONLY
@@ -204,17 +204,17 @@ class NvMapFile(DeviceFile):
             raise self.refusal("dup.read-only")
         if not handle.buf.is_allocated:
             raise self.refusal("dup.unallocated")
-        twin = self.state.usable_handle(handle.buf, handle.fd, read_only)
+        twin = self.state.ensure_handle(handle.buf, handle.fd, read_only)
         self._add_user(twin)
         args["dup_handle"] = twin.id
 
     @ioctl_handler("NVMAP_IOC_FROM_VA")
-    def from_va(self, args: StructBytes) -> None:
+    def handle_from_va(self, args: StructBytes) -> None:
         """A handle for pages that the client has already."""
         va, flags = args["va"], args["flags"]
         if va % PAGE:
             raise self.refusal("fromva.align", f"{va:#x}")
-        area = _host_mapping_at(va)
+        area = _mapping_end_and_permissions(va)
         if area is None or ("w" not in area[1] and not flags & READ_ONLY):
             raise self.refusal("fromva.vma", f"{va:#x}")
         size = args["size"] or args["size64"]
@@ -226,28 +226,28 @@ class NvMapFile(DeviceFile):
         size = -(-size // PAGE) * PAGE
         covered = va
         while covered < va + size:
-            piece = _host_mapping_at(covered)
+            piece = _mapping_end_and_permissions(covered)
             if piece is None or "r" not in piece[1]:
                 raise self.refusal("fromva.pin", f"{covered:#x}")
             covered = piece[0]
-        handle = self._create_handle(size)
+        handle = self._create_owned_handle(size)
         self.state.back_with_client_pages(handle.buf, va)
         handle.buf.attribute = flags & CACHE_MASK
         handle.heap = HEAP_IOVMM
         if flags & READ_ONLY:
-            twin = self.state.usable_handle(handle.buf, handle.fd, read_only=True)
+            twin = self.state.ensure_handle(handle.buf, handle.fd, read_only=True)
             self._add_user(twin)
             self._drop_user(handle.id)
             handle = twin
         args["handle"] = handle.id
 
     @ioctl_handler("NVMAP_IOC_PARAM")
-    def param(self, args: StructBytes) -> None:
+    def refuse_param(self, args: StructBytes) -> None:
         """Refused: the header has it, the driver does not."""
         raise self.refusal("nvmap.param")
 
     @ioctl_handler("NVMAP_IOC_PARAMETERS")
-    def parameters(self, args: StructBytes) -> None:
+    def get_parameters(self, args: StructBytes) -> None:
         """All parameters of a handle at once."""
         handle = self._own_handle(args["handle"], "param.handle")
         args["heap"] = handle.heap if handle.buf.is_allocated else 0
@@ -258,7 +258,7 @@ class NvMapFile(DeviceFile):
         args["contig"], args["serial_id"] = 0, handle.id
 
     @ioctl_handler("NVMAP_IOC_CACHE")
-    def cache(self, args: StructBytes) -> None:
+    def check_cache_arguments(self, args: StructBytes) -> None:
         """Cache maintenance does nothing on a coherent board, but its arguments are checked."""
         address, length = args["addr"], args["len"]
         if not address or args["op"] not in CACHE_OPS:
@@ -275,29 +275,29 @@ class NvMapFile(DeviceFile):
             raise self.refusal("cache.other", f"{address:#x} shows {mapping.what!r}")
 
     @ioctl_handler("NVMAP_IOC_CACHE_64")
-    def cache_64(self, args: StructBytes) -> None:
+    def check_cache_64_arguments(self, args: StructBytes) -> None:
         """NVMAP_IOC_CACHE with a 64-bit length."""
-        self.cache(args)
+        self.check_cache_arguments(args)
 
     @ioctl_handler("NVMAP_IOC_SET_TAG_LABEL")
-    def set_tag_label(self, args: StructBytes) -> None:
+    def ignore_tag_label(self, args: StructBytes) -> None:
         """Labels are for debugfs."""
 
     @ioctl_handler("NVMAP_IOC_GET_AVAILABLE_HEAPS")
-    def available_heaps(self, args: StructBytes) -> None:
+    def get_available_heaps(self, args: StructBytes) -> None:
         """Carve-outs only."""
         args["heaps"] = HEAP_VPR
         self.note_rule("heaps.carveouts")
 
     @ioctl_handler("NVMAP_IOC_GET_HEAP_SIZE")
-    def heap_size(self, args: StructBytes) -> None:
+    def get_heap_size(self, args: StructBytes) -> None:
         """Size of a carve-out."""
         if not args["heap"] & HEAP_VPR:
             raise self.refusal("heap.unknown", f"{args['heap']:#x}")
         args["size"] = CARVEOUT_SIZE
 
     @ioctl_handler("NVMAP_IOC_QUERY_HEAP_PARAMS")
-    def query_heap(self, args: StructBytes) -> None:
+    def get_heap_parameters(self, args: StructBytes) -> None:
         """Size and free bytes of a heap; a mask without a known one is answered with nothing."""
         mask = args["heap_mask"]
         args["largest_free_block"] = PAGE
@@ -310,7 +310,7 @@ class NvMapFile(DeviceFile):
             args["granule_size"] = PAGE
 
     @ioctl_handler("NVMAP_IOC_WRITE")
-    def write(self, args: StructBytes) -> None:
+    def write_elements(self, args: StructBytes) -> None:
         """Copy strided elements from the client into the handle."""
         user = self.kernel.user
 
@@ -322,7 +322,7 @@ class NvMapFile(DeviceFile):
         self._copy_elements(args, copy, reading=False)
 
     @ioctl_handler("NVMAP_IOC_READ")
-    def read(self, args: StructBytes) -> None:
+    def read_elements(self, args: StructBytes) -> None:
         """Copy strided elements from the handle to the client."""
         user = self.kernel.user
 
@@ -379,7 +379,7 @@ class NvMapFile(DeviceFile):
         return handle.buf
 
 
-def _host_mapping_at(address: int) -> tuple[int, str] | None:
+def _mapping_end_and_permissions(address: int) -> tuple[int, str] | None:
     """End and permissions of the host's mapping that holds `address`."""
     with suppress(OSError), open("/proc/self/maps") as maps:
         for line in maps:

@@ -283,11 +283,11 @@ class TsgFile(DeviceFile):
         self.tsg.set_enabled(False)
 
     @ioctl_handler("NVGPU_IOCTL_TSG_PREEMPT")
-    def preempt(self, _: bytearray) -> None:
+    def ignore_preempt(self, _: bytearray) -> None:
         """Preemption is invisible to the client."""
 
     @ioctl_handler("NVGPU_IOCTL_TSG_EVENT_ID_CTRL")
-    def event_id_ctrl(self, args: StructBytes) -> None:
+    def open_event_fd(self, args: StructBytes) -> None:
         """A pollable fd for one event."""
         if args["event_id"] not in EVENT_IDS:
             raise self.refusal("event.id", str(args["event_id"]))
@@ -326,7 +326,7 @@ class TsgFile(DeviceFile):
         args["timeslice_us"] = self.tsg.timeslice
 
     @ioctl_handler("NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE")
-    def sm_error(self, args: StructBytes) -> int:
+    def read_sm_error(self, args: StructBytes) -> int:
         """The record of one SM, kept since the last exception."""
         if args["sm_id"] >= self.kernel.shape.sms:
             raise self.refusal("sm.id", str(args["sm_id"]))

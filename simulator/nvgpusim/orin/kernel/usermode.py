@@ -115,7 +115,7 @@ class UsermodePage:
         rung = next((p for p in ports if p.token == token), None)
         if rung is None:
             kernel.journal.add_note(f"doorbell {token:#x} is no channel's token: ignored; {line}")
-        injected = kernel.injector.next_doorbell_injection()
+        injected = kernel.injector.next_doorbell_fault()
         if rung is not None and injected is not None:
             what, code = injected
             self._seen[rung.id] = rung.userd.cast("I")[GP_PUT]

@@ -139,8 +139,8 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
          'raise self.refusal("notifier.mem")'),
     ],
     "create.handle64": [
-        ("orin/kernel/nvmap.py", 'args["handle64"] = self._create_handle(args["size64"]).id',
-         'args["handle64"] = self._create_handle(args["size64"]).id << 32'),
+        ("orin/kernel/nvmap.py", 'args["handle64"] = self._create_owned_handle(args["size64"]).id',
+         'args["handle64"] = self._create_owned_handle(args["size64"]).id << 32'),
     ],
     "create.high": [
         ("orin/kernel/handles.py", "self._cursor = FIRST_HANDLE", "self._cursor = 1"),

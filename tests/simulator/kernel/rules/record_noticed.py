@@ -106,7 +106,7 @@ def reached(who: str) -> Reached:
     if who == "judge":
         for number, sequence in enumerate(sequences()):
             with watching(found, lambda number=number: str(number)):  # type: ignore[misc]
-                for verdict in driver_answers.judge_sequences([sequence]):
+                for verdict in driver_answers.iter_verdicts([sequence]):
                     assert not verdict.differences, verdict
     else:
         current = Current()
@@ -170,7 +170,7 @@ def asked(breakage: Breakage, who: str) -> list[str]:
 def judge_notices(way: Breakage) -> bool:
     """True if an answer of a sequence is another one."""
     chosen = [sequences()[n] for n in sorted(map(int, asked(way, "judge")))]
-    return notices(way, lambda: any(v.differences for v in driver_answers.judge_sequences(chosen)))
+    return notices(way, lambda: any(v.differences for v in driver_answers.iter_verdicts(chosen)))
 
 
 def tests_notice(way: Breakage) -> bool:
