@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .cuda.compile import compile_ptx
+from .cuda.compile import compile_to_ptx
 from .cuda.server import BASE, STREAMS, CudaServer
 from .errors import SimError
 from .findings import Finding
@@ -56,7 +56,7 @@ class Module:
         """Compile a CUDA file with nvcc (of CUDA_PATH, PATH or a wheel). Raises SimError."""
         with tempfile.TemporaryDirectory(prefix="nvgpusim-") as folder:
             goal = Path(folder, "module.ptx")
-            compile_ptx(Path(source), goal, options)
+            compile_to_ptx(Path(source), goal, options)
             return cls(goal.read_text(), sanitize)
 
     @property
@@ -92,7 +92,7 @@ class Module:
         params = bytearray(size)
         buffers: list[tuple[np.ndarray[Any, Any], int]] = []
         for n, value in enumerate(args):
-            raw = self._argument_bytes(value, buffers)
+            raw = self._upload_argument(value, buffers)
             if len(raw) != words[256 + n]:
                 raise SimError(
                     f"kernel {kernel}: argument {n + 1} has {words[256 + n]} bytes, "
@@ -108,7 +108,9 @@ class Module:
             server.free(at)
         return [Finding.from_line(text) for text in server.findings]
 
-    def _argument_bytes(self, value: Any, buffers: list[tuple[np.ndarray[Any, Any], int]]) -> bytes:
+    def _upload_argument(
+        self, value: Any, buffers: list[tuple[np.ndarray[Any, Any], int]]
+    ) -> bytes:
         """A parameter's bytes; an array's are its address on the GPU."""
         if not isinstance(value, np.ndarray):
             if isinstance(value, np.generic):
@@ -120,6 +122,6 @@ class Module:
         if not at:
             raise SimError(f"{value.nbytes} bytes: more than the GPU has left")
         self.server.arena[at - BASE :][: value.nbytes] = value.reshape(-1).view(np.uint8)
-        self.server.extents.note_host_write(at, value.nbytes)
+        self.server.extents.note_non_kernel_write(at, value.nbytes)
         buffers.append((value, at))
         return struct.pack("<Q", at)

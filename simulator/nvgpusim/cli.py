@@ -21,7 +21,7 @@ import click
 
 from .boards import BOARDS
 from .compilers import compiler_commands
-from .cuda.cli import cuda, run_source
+from .cuda.cli import run_cuda_program, run_cuda_source
 from .errors import SimError
 from .options import (
     KEPT,
@@ -82,7 +82,7 @@ def _options_of_fields(command: Callable[..., Any]) -> Callable[..., Any]:
 @_options_of_fields
 @click.option("--quiet", is_flag=True, help="No summary at the end.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
+def run_python_program(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
     """Run COMMAND, a Python program, on a modelled Jetson Orin.
 
     \b
@@ -95,9 +95,9 @@ def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
         Injection.parse(spec)
     argv = python_command(command)
     compiler_commands()  # a kernel that cannot run would be found much later
-    _check_memfd()
+    _require_memfd()
     for path in filter(None, (options.record, options.report)):
-        _check_writable(path)
+        _require_writable_file(path)
     with tempfile.TemporaryDirectory(prefix="nvgpusim-") as directory:
         status = _run_process(argv, options, directory)
         return _report_and_status(options, Path(directory), status, quiet, command)
@@ -131,7 +131,7 @@ def python_command(command: tuple[str, ...]) -> list[str]:
     return [found, *command[1:]]
 
 
-def _check_memfd() -> None:
+def _require_memfd() -> None:
     try:
         os.close(os.memfd_create("nvgpusim", os.MFD_CLOEXEC))
     except (AttributeError, OSError) as error:
@@ -140,7 +140,7 @@ def _check_memfd() -> None:
         ) from error
 
 
-def _check_writable(path: str) -> None:
+def _require_writable_file(path: str) -> None:
     try:
         with open(path, "a"):
             pass
@@ -253,7 +253,7 @@ def last_report_path() -> Path:
 
 @click.command("nvgpusim report")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-def report(file: Path | None) -> int:
+def show_report(file: Path | None) -> int:
     """Show the report FILE of a run (default: of the last one), with the rules never exercised."""
     if file is None and not last_report_path().is_file():
         raise SimError("no run yet: expected nvgpusim report FILE, or a run before")
@@ -267,7 +267,7 @@ def report(file: Path | None) -> int:
 @click.option("--profile", type=click.Choice(PROFILES), help="Default: the trace's.")
 @click.option("--board", type=click.Choice(list(BOARDS)), default="agx64", show_default=True)
 @click.option("--addresses", is_flag=True, help="GPU addresses must be equal too.")
-def replay(file: Path, profile: str | None, board: str, addresses: bool) -> int:
+def replay_trace(file: Path, profile: str | None, board: str, addresses: bool) -> int:
     """Drive the model with the trace FILE and list where it answers differently; exit 1 if so."""
     from .orin.replay import TraceReplay
 
@@ -280,7 +280,7 @@ def replay(file: Path, profile: str | None, board: str, addresses: bool) -> int:
 
 @click.command("nvgpusim recorder")
 @click.argument("file", type=click.Path(path_type=Path))
-def recorder(file: Path) -> int:
+def write_recorder(file: Path) -> int:
     """Write the recorder for a real board as one file: python3 FILE -o TRACE -- script.py."""
     from .orin.recorder import write_zipapp
 
@@ -295,7 +295,7 @@ def recorder(file: Path) -> int:
 @click.command("nvgpusim programs")
 @click.argument("cubin", type=click.Path(path_type=Path))
 @click.argument("ptx", type=click.Path(path_type=Path))
-def programs(cubin: Path, ptx: Path) -> int:
+def keep_program_ptx(cubin: Path, ptx: Path) -> int:
     """Keep the PTX that CUBIN was made from (nvcc, ptxas), so that runs can execute its kernels.
 
     What a program compiles by NVRTC or nvJitLink is kept by itself.
@@ -320,7 +320,7 @@ def programs(cubin: Path, ptx: Path) -> int:
     show_default=True,
     help="Most differences to print, one of each sequence.",
 )
-def judge(file: Path, only: str, show: int) -> int:
+def compare_with_driver_answers(file: Path, only: str, show: int) -> int:
     """Compare the model with FILE, recorded answers of NVIDIA's driver code; exit 1 if it differs.
 
     Prints how many sequences and answers agree, by release and kind.
@@ -349,7 +349,7 @@ def judge(file: Path, only: str, show: int) -> int:
 
 
 @click.command("nvgpusim rules")
-def rules() -> int:
+def list_rules() -> int:
     """List every rule that the model enforces, with its errno and source."""
     for name, rule in RULES.items():
         error = os.strerror(rule.errno) if rule.errno else "behaviour"
@@ -358,21 +358,23 @@ def rules() -> int:
 
 
 _COMMANDS = {
-    "report": report,
-    "replay": replay,
-    "judge": judge,
-    "recorder": recorder,
-    "programs": programs,
-    "cuda": cuda,
-    "run": run_source,
-    "rules": rules,
+    "report": show_report,
+    "replay": replay_trace,
+    "judge": compare_with_driver_answers,
+    "recorder": write_recorder,
+    "programs": keep_program_ptx,
+    "cuda": run_cuda_program,
+    "run": run_cuda_source,
+    "rules": list_rules,
 }
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     args = sys.argv[1:] if argv is None else argv
-    command, rest = (_COMMANDS[args[0]], args[1:]) if args and args[0] in _COMMANDS else (run, args)
+    command, rest = run_python_program, args
+    if args and args[0] in _COMMANDS:
+        command, rest = _COMMANDS[args[0]], args[1:]
     try:
         given: dict[str, Any] = {"prog_name": command.name, "help_option_names": ["-h", "--help"]}
         return int(command.main(rest, standalone_mode=False, **given) or 0)

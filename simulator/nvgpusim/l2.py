@@ -55,7 +55,7 @@ class BufferLines:
         self.used = True
         return self._state
 
-    def fetch_lines(self, start: int, size: int, state: int = KEPT) -> NDArray[np.uint8]:
+    def bytes_after_fetch(self, start: int, size: int, state: int = KEPT) -> NDArray[np.uint8]:
         """Fetch what is missing of [start, start + size); all bytes as the GPU sees them."""
         first, last = start // LINE, -(-(start + size) // LINE)
         buf = self._buf()
@@ -95,7 +95,7 @@ class L2Cache:
         """True if lines of such a mapping stay."""
         return bool(flags & CACHEABLE) or (self.policy == "all" and not kernel)
 
-    def add_lines(self, number: int, lines: BufferLines) -> None:
+    def register_buffer_lines(self, number: int, lines: BufferLines) -> None:
         """The lines of one more buffer."""
         self._lines[number] = lines
 
@@ -144,5 +144,5 @@ def lines_of_buffer(buf: DmaBuf) -> BufferLines:
     if buf.lines is None:
         _count += 1
         buf.lines = BufferLines(buf)
-        _board.add_lines(_count, buf.lines)
+        _board.register_buffer_lines(_count, buf.lines)
     return buf.lines

@@ -6,8 +6,8 @@ looking at, which no kernel ever sees; on a thread of the model they could wait 
 client's thread holds. So collections wait until no lock is held: they then run on the client's own
 threads, between its system calls, as they would on the board.
 
-The client's own wish (gc.enable, gc.disable) is kept: :func:`client_gc_functions` are put in their
-place.
+The client's own wish (gc.enable, gc.disable) is kept: :func:`gc_replacements_for_client` take
+their place.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _owed = False
 """True if collections are to be switched on when the last holder goes."""
 
 
-def pause_collection() -> None:
-    """No collection starts until :func:`resume_collection`; any thread, any number of times."""
+def pause_gc() -> None:
+    """No collection starts until :func:`resume_gc`; any thread, any number of times."""
     # A signal handler may come in between any two lines and pause and resume by itself.
     global _holders, _owed
     _state.acquire()
@@ -38,8 +38,8 @@ def pause_collection() -> None:
     _state.release()
 
 
-def resume_collection() -> None:
-    """The end of a :func:`pause_collection`."""
+def resume_gc() -> None:
+    """The end of a :func:`pause_gc`."""
     global _holders, _owed
     _state.acquire()
     _holders -= 1
@@ -49,7 +49,7 @@ def resume_collection() -> None:
     _state.release()
 
 
-def client_gc_functions() -> dict[str, Callable[[], object]]:
+def gc_replacements_for_client() -> dict[str, Callable[[], object]]:
     """Replacements of gc's functions for the client: its wish holds whenever we do not pause."""
 
     def enable() -> None:
@@ -84,17 +84,17 @@ class GcPausingLock:
     def acquire(self) -> None:
         """Wait for the lock."""
         got = False
-        pause_collection()
+        pause_gc()
         try:
             got = self._lock.acquire()
         finally:
             if not got:
-                resume_collection()
+                resume_gc()
 
     def release(self) -> None:
         """Give it back."""
         self._lock.release()
-        resume_collection()
+        resume_gc()
 
     def __enter__(self) -> None:
         self.acquire()
@@ -117,7 +117,7 @@ class WakeBell:
         except RuntimeError:  # rung already
             return
 
-    def wait(self, timeout: float) -> None:
+    def wait_for_ring(self, timeout: float) -> None:
         """Until the bell rings, at most `timeout` seconds."""
         self._quiet.acquire(timeout=timeout)
 

@@ -1,4 +1,4 @@
-"""The GPU's mappings as an array for compiled kernels (`Extent` of ptx/native/c/machine.h)."""
+"""The GPU's mappings as an array for compiled kernels (`MappingRow` of ptx/native/c/machine.h)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class MappingsTable:
         self.seen: tuple[Sequence[Mapping] | None, int] = None, 0
         self.rows = np.zeros((0, 6), np.uint64)
 
-    def rows_of(self, maps: Sequence[Mapping], moves: int) -> NDArray[np.uint64]:
+    def rows_of_mappings(self, maps: Sequence[Mapping], moves: int) -> NDArray[np.uint64]:
         """The rows of `maps`: the same array until that list, or `moves`, is another."""
         if self.seen[0] is maps and self.seen[1] == moves:
             return self.rows
         rows = []
         for m in maps:
-            memory = m.mapped_bytes
+            memory = m.mapped_memory
             if len(memory) == m.size:
                 kept, state = 0, 0
                 if m.lines is not None:

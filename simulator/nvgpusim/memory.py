@@ -50,19 +50,19 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-def client_call_lines() -> str:
+def client_call_text() -> str:
     """The client's Python lines that led here: its own innermost one, and the library's."""
-    return _client_lines(sys._getframe(1))
+    return _client_frames_text(sys._getframe(1))
 
 
 def main_thread_line() -> str:
     """The client's main thread's current line: about where it rang the doorbell."""
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
-    return _client_lines(frame)
+    return _client_frames_text(frame)
 
 
-def _client_lines(frame: FrameType | None) -> str:
+def _client_frames_text(frame: FrameType | None) -> str:
     through = ""
     while frame is not None:
         name = frame.f_code.co_filename
@@ -84,7 +84,7 @@ def _is_client_code(frame: FrameType) -> bool:
     return not name.startswith(_STDLIB) and not any(part in name for part in _LIBRARIES)
 
 
-def map_pages(fd: int, size: int) -> NDArray[np.uint8]:
+def map_shared_pages(fd: int, size: int) -> NDArray[np.uint8]:
     """A shared mapping of `fd` that holds no descriptor and ends with its last view.
 
     It lies in a zone of its own: the client's own mappings leave holes in a forked child (the
@@ -181,14 +181,14 @@ class DmaBuf:
         return bool(self.array.size)
 
     @property
-    def buf(self) -> memoryview:
+    def memory_view(self) -> memoryview:
         """The whole memory, writable, the same pages that the client maps."""
         return self.array.data
 
     def map_memfd(self, fd: int) -> None:
         """Give the memfd `fd` its size and keep a mapping of it; raises OSError."""
         os.ftruncate(fd, self.size)
-        self.array = map_pages(fd, self.size)
+        self.array = map_shared_pages(fd, self.size)
 
     def use_client_pages(self, address: int) -> None:
         """Take the client's own pages [address, address + size) instead of a memfd (FROM_VA)."""
@@ -253,20 +253,17 @@ class Mapping:
     def gpu_bytes(
         self, start: int, size: int, state: int = l2.KEPT, past: bool = False
     ) -> NDArray[np.uint8]:
-        """The bytes [start, start + size) as the GPU reads them, or (l2.DIRTY) stores them."""
-        start += self.buf_offset
-        return self.buffer_after_touch(start, size, state, past)[start : start + size]
+        """The bytes [start, start + size) as the GPU reads or (l2.DIRTY) stores them.
 
-    def buffer_after_touch(
-        self, start: int, size: int, state: int, past: bool = False
-    ) -> NDArray[np.uint8]:
-        """The buffer; the GPU touches [start, start + size). `past`: past volatile lines."""
+        `past`: past volatile lines.
+        """
+        start += self.buf_offset
         if self.lines is None or (past and not self.flags & l2.CACHEABLE):
-            return self.buf.array
-        return self.lines.fetch_lines(start, size, state)
+            return self.buf.array[start : start + size]
+        return self.lines.bytes_after_fetch(start, size, state)[start : start + size]
 
     @property
-    def mapped_bytes(self) -> NDArray[np.uint8]:
+    def mapped_memory(self) -> NDArray[np.uint8]:
         """The mapped bytes."""
         return self.buf.array[self.buf_offset : self.buf_offset + self.size]
 
@@ -357,7 +354,9 @@ class GpuAddressSpace:
 
     def mapping_rows(self) -> NDArray[np.uint64]:
         """Return the mappings as compiled kernels read them (see `MappingsTable`)."""
-        return self._extents.rows_of((self._known or self._make_snapshot())[1], DmaBuf.moves)
+        return self._extents.rows_of_mappings(
+            (self._known or self._make_snapshot())[1], DmaBuf.moves
+        )
 
     def mappings_overlapping(self, va: int, size: int) -> list[Mapping]:
         """Mappings that share a byte with [va, va + size)."""
@@ -380,9 +379,9 @@ class GpuAddressSpace:
         starts, maps = self._known or self._make_snapshot()
         at = bisect_right(starts, va) - 1
         if at < 0 or (start := va - (mapping := maps[at]).va) >= mapping.size:
-            raise self._make_fault(va, access)
+            raise self._unmapped_fault(va, access)
         if start + size > mapping.size:
-            raise self._make_fault(mapping.end, access)
+            raise self._unmapped_fault(mapping.end, access)
         if access not in ("write", "atomic"):
             return mapping.gpu_bytes(start, size, past=past).data.toreadonly()
         if mapping.read_only:
@@ -397,7 +396,7 @@ class GpuAddressSpace:
         out = np.empty((n, width), np.uint8)
         if n == 0:
             return out
-        for mapping, lanes, offsets in self._lanes_by_mapping(va, width, access):
+        for mapping, lanes, offsets in self._checked_lanes_by_mapping(va, width, access):
             start = int(offsets.min()) // 256 * 256
             data = mapping.gpu_bytes(start, int(offsets.max()) + width - start)
             offsets = offsets - np.uint64(start)
@@ -419,7 +418,7 @@ class GpuAddressSpace:
         width = data.shape[1]
         if len(va) == 0:
             return
-        for mapping, lanes, offsets in self._lanes_by_mapping(va, width, access):
+        for mapping, lanes, offsets in self._checked_lanes_by_mapping(va, width, access):
             rows = np.ascontiguousarray(data if lanes is None else data[lanes])
             start = int(offsets.min()) // 256 * 256
             size = min(int(offsets.max()) + width, mapping.size) - start
@@ -453,13 +452,13 @@ class GpuAddressSpace:
                 parts.append("not a 40-bit address (a CPU pointer?)")
             return f"{va:#x} is not mapped in {self.name}: " + ("; ".join(parts) or "it is empty")
 
-    def _make_fault(self, va: int, access: Access, lane: int | None = None) -> MmuFault:
+    def _unmapped_fault(self, va: int, access: Access, lane: int | None = None) -> MmuFault:
         with self._lock:
             was = any(gone.va <= va < gone.end for gone in self._gone)
         kind: FaultKind = "unmapped-after" if was else "unmapped"
         return MmuFault(va, access, kind, self.describe_address(va), lane)
 
-    def _lanes_by_mapping(
+    def _checked_lanes_by_mapping(
         self, va: NDArray[np.uint64], width: int, access: Access
     ) -> list[tuple[Mapping, NDArray[np.intp] | None, NDArray[np.uint64]]]:
         """Lanes grouped by mapping as (mapping, lanes or None for all, offsets in it)."""
@@ -467,11 +466,11 @@ class GpuAddressSpace:
         with self._lock:
             one = self.mapping_at(low)
             if one is not None and high <= one.end:
-                self._check_writable(one, access, va, None)
+                self._raise_if_read_only(one, access, va, None)
                 return [(one, None, va - np.uint64(one.va))]
             starts, ends, maps = self._search_arrays()
         if not maps:
-            raise self._make_fault(int(va[0]), access, 0)
+            raise self._unmapped_fault(int(va[0]), access, 0)
         at = np.searchsorted(starts, va, side="right").astype(np.intp) - 1
         bad = (at < 0) | (va + np.uint64(width) > ends[np.maximum(at, 0)])
         if bad.any():
@@ -479,15 +478,15 @@ class GpuAddressSpace:
             where = int(va[lane])
             if at[lane] >= 0 and where < int(ends[at[lane]]):
                 where = int(ends[at[lane]])
-            raise self._make_fault(where, access, lane)
+            raise self._unmapped_fault(where, access, lane)
         runs: list[tuple[Mapping, NDArray[np.intp] | None, NDArray[np.uint64]]] = []
         for index in np.unique(at):
             lanes = np.flatnonzero(at == index)
-            self._check_writable(maps[index], access, va, lanes)
+            self._raise_if_read_only(maps[index], access, va, lanes)
             runs.append((maps[index], lanes, va[lanes] - starts[index]))
         return runs
 
-    def _check_writable(
+    def _raise_if_read_only(
         self,
         mapping: Mapping,
         access: Access,

@@ -68,7 +68,9 @@ def _run_and_summarize(
 @click.command("nvgpusim cuda", context_settings={"allow_interspersed_args": False})
 @_shared_options("")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def cuda(sanitize: str, warps: int | None, report: Path | None, program: tuple[str, ...]) -> int:
+def run_cuda_program(
+    sanitize: str, warps: int | None, report: Path | None, program: tuple[str, ...]
+) -> int:
     """Run PROGRAM, a CUDA program, unchanged, on stand-ins for libcudart and libcuda.
 
     It was made by nvcc -cudart shared -no-compress -gencode arch=compute_87,code=compute_87. The
@@ -83,7 +85,7 @@ def cuda(sanitize: str, warps: int | None, report: Path | None, program: tuple[s
 @click.option("-X", "options", multiple=True, metavar="OPTION", help="An option for nvcc.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run_source(
+def run_cuda_source(
     sanitize: str,
     warps: int | None,
     report: Path | None,

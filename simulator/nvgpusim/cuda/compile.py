@@ -51,7 +51,7 @@ def compile_program(source: Path, goal: Path, options: Sequence[str] = ()) -> No
     _run_nvcc([*command, f"-L{library}", "-lcudart", "-lcuda", "-o", goal], str(source))
 
 
-def compile_ptx(source: Path, goal: Path, options: Sequence[str] = ()) -> None:
+def compile_to_ptx(source: Path, goal: Path, options: Sequence[str] = ()) -> None:
     """Compile a CUDA source to PTX. Raises SimError."""
     if not source.is_file():
         raise SimError(f"{source}: No such file")

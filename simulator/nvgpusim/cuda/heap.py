@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from ..extents import Extents
+from ..allocated_pieces import AllocatedPieces
 
 ALIGNMENT = 16
 """Of what malloc gives [CUDA C++ Programming Guide, Dynamic Global Memory Allocation]."""
@@ -24,7 +24,7 @@ class DeviceHeap:
 
     start: int
     end: int
-    extents: Extents
+    extents: AllocatedPieces
     pieces: dict[int, tuple[int, str]] = field(default_factory=dict)
     rooms: dict[int, int] = field(default_factory=dict)
     freed: deque[int] = field(default_factory=deque)
@@ -49,7 +49,7 @@ class DeviceHeap:
         """Take memory back; what is wrong with the address, "" for nothing."""
         if at not in self.pieces:
             where = self.extents.piece_at(at)
-            return f"{at:#x} inside {where}" if where else self.extents.describe_address(at)[1]
+            return f"{at:#x} inside {where}" if where else self.extents.miss_kind_and_text(at)[1]
         del self.pieces[at]
         self.freed.append(at)
         self.extents.end_piece(at, line or "free")

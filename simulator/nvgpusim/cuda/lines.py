@@ -1,4 +1,4 @@
-"""SourceLines of CUDA calls: a program's return addresses by its debugging information."""
+"""Source lines of CUDA calls: a program's return addresses by its debugging information."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNKNOWN_FILE = ".cudafe1.cpp"
 
 @dataclass
 class SourceLines:
-    """SourceLines of one program, by addresses as its debugging information counts them."""
+    """Source lines of one program, by addresses as its debugging information counts them."""
 
     program: str = ""
     known: dict[tuple[int, ...], str] = field(default_factory=dict)
@@ -26,10 +26,10 @@ class SourceLines:
         if not frames or not self.program:
             return ""
         if frames not in self.known:
-            self.known[frames] = self._look_up(frames)
+            self.known[frames] = self._innermost_user_line(frames)
         return self.known[frames]
 
-    def _look_up(self, frames: tuple[int, ...]) -> str:
+    def _innermost_user_line(self, frames: tuple[int, ...]) -> str:
         plain = f"{self.program}+{frames[0]:#x}"
         tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
         if tool is None:

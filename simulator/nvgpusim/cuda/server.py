@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..extents import Extents
+from ..allocated_pieces import AllocatedPieces
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from ..options import CHECKS as KERNEL_CHECKS
 from ..ptx import KernelCode, KernelFault, Launch, PtxError, PtxModule, compile_kernel, parse
@@ -77,7 +77,7 @@ class CudaServer:
         os.ftruncate(self.fd, SIZE)
         self.pages = mmap.mmap(self.fd, SIZE)
         self.arena: NDArray[np.uint8] = np.frombuffer(self.pages, np.uint8)
-        self.vm, self.extents = GpuAddressSpace("the program"), Extents()
+        self.vm, self.extents = GpuAddressSpace("the program"), AllocatedPieces()
         kernel_checks = checks & {*KERNEL_CHECKS}
         self.watch = Sanitizer(kernel_checks, self.extents) if kernel_checks else None
         self.warps, self.fine = warps, bool(kernel_checks) or warps is not None
@@ -118,13 +118,13 @@ class CudaServer:
 
     def malloc(self, size: int, name: str = "", fresh: bool = True) -> int:
         """The address of `size` bytes, 0 where there is no room."""
-        if start := self._map_pages(size, name or "buffer"):
+        if start := self._allocate_pages(size, name or "buffer"):
             self.extents.add_piece(
                 start, size, name or "buffer", "" if name else self.call_line, fresh
             )
         return start
 
-    def _map_pages(self, size: int, name: str) -> int:
+    def _allocate_pages(self, size: int, name: str) -> int:
         """Whole pages for `size` bytes, and a free one behind them.
 
         Small buffers go through the first quarter in turn, where they find room: pointers to freed
@@ -142,7 +142,7 @@ class CudaServer:
             if floor == BASE:
                 return 0
             self.turn = BASE
-            return self._map_pages(size, name)
+            return self._allocate_pages(size, name)
         if room <= SMALL:
             self.turn = start + room
         room -= PAGE
@@ -157,7 +157,7 @@ class CudaServer:
         mapping = self.mappings.pop(va, None)
         if mapping is None:
             where = self.extents.piece_at(va)
-            what = f"{va:#x} is inside {where}" if where else self.extents.describe_address(va)[1]
+            what = f"{va:#x} is inside {where}" if where else self.extents.miss_kind_and_text(va)[1]
             self.add_finding(f"calls: cudaFree of what is no buffer: {what}", here=True)
             return INVALID
         self.vm.remove_mapping(mapping, "cudaFree")
@@ -263,7 +263,7 @@ class CudaServer:
             if extent is not None:
                 what = f"{va + size - extent.end} bytes past the end of {extent}"
             else:
-                what = self.extents.describe_address(va)[1]
+                what = self.extents.miss_kind_and_text(va)[1]
             self.add_finding(f"calls: a copy or memset {verb} {size} bytes: {what}", here=True)
             return INVALID
         if to and source and max(to, source) < min(to, source) + size:
@@ -271,7 +271,7 @@ class CudaServer:
             self.add_finding(text, here=True)
         return 0
 
-    def record_copy(self, a: tuple[int, ...], data: bytes) -> None:
+    def record_buffer_use(self, a: tuple[int, ...], data: bytes) -> None:
         """A copy or memset has been done: (address, bytes, whether written, stream, the source in
         device memory or 0), its clock."""
         if a[2] in (TAKEN, GIVEN):
@@ -285,7 +285,7 @@ class CudaServer:
                 self.free(a[0])
             return
         if a[2]:
-            self.extents.note_host_write(a[0], a[1], source=a[4])
+            self.extents.note_non_kernel_write(a[0], a[1], source=a[4])
         self._record_operation(
             f"a copy or memset at {self.call_line}",
             a[3],
@@ -303,16 +303,15 @@ class CudaServer:
         for text in self.streams.add_and_find_races(operation):
             self.add_finding(text)
 
-    def record_host_access(self, va: int, shared: int) -> None:
+    def report_host_access(self, va: int, shared: int) -> None:
         """The program itself touched memory that is the GPU's, or that work under way uses."""
         extent = self.extents.piece_at(va)
         if shared:
             what = f"{va:#x} ({extent})" if extent else f"{va:#x}, pinned memory"
             text = f"the host touches {what} while work on it may be under way: it has to wait"
         else:
-            text = (
-                f"the host touches device memory: {extent or self.extents.describe_address(va)[1]}"
-            )
+            what = str(extent or self.extents.miss_kind_and_text(va)[1])
+            text = f"the host touches device memory: {what}"
         self.add_finding(f"calls: {text}", here=True)
 
     def report_leaks(self) -> None:
@@ -338,7 +337,7 @@ class CudaServer:
 
     def launch_error(self, a: tuple[int, ...]) -> int:
         """The error of a launch that cannot be, 0 if it can."""
-        grid, block, dynamic = _launch_sizes(a)
+        grid, block, dynamic = _unpack_sizes(a)
         if a[0] & LOW >= len(self.kernels):
             return NO_KERNEL
         code = self.kernels[a[0] & LOW][1]
@@ -366,7 +365,7 @@ class CudaServer:
         """Run a grid to its end; an error of CUDA's, 0 for none. `data`: parameters, clock."""
         if error := self.launch_error(a):
             return error
-        grid, block, dynamic = _launch_sizes(a)
+        grid, block, dynamic = _unpack_sizes(a)
         params, clock = data[: -4 * STREAMS], data[-4 * STREAMS :]
         loaded, code = self.kernels[a[0] & LOW]
         # what the launch asks for begins at a multiple of 16
@@ -409,7 +408,7 @@ class CudaServer:
 
     def _make_heap(self) -> None:
         """Kernels' heap: as large as the program has asked for before the first that uses it."""
-        if self.heap is None and (at := self._map_pages(self.heap_bytes, "heap")):
+        if self.heap is None and (at := self._allocate_pages(self.heap_bytes, "heap")):
             self.heap = DeviceHeap(at, at + self.heap_bytes, self.extents)
 
     def _run_catching_faults(self, launch: Launch, name: str) -> int:
@@ -466,7 +465,9 @@ class CudaServer:
             self.add_finding(f"calls: {data.decode(errors='replace')}", here=True)
             return 0, b""
         if op in (TOUCHED, HOST):
-            self.record_copy(a, data) if op == TOUCHED else self.record_host_access(a[0], a[1])
+            self.record_buffer_use(a, data) if op == TOUCHED else self.report_host_access(
+                a[0], a[1]
+            )
             return 0, b""
         return NOT_SUPPORTED, b""
 
@@ -486,7 +487,9 @@ TOGETHER = 1 << 31
 """Beside the dynamic shared memory that a launch may have: its blocks wait for each other."""
 
 
-def _launch_sizes(a: tuple[int, ...]) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
+def _unpack_sizes(
+    a: tuple[int, ...],
+) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
     """Grid, block and dynamic shared bytes of a request."""
     grid = (a[1] & LOW, a[1] >> 32, a[2] & LOW)
     return grid, (a[2] >> 32, a[3] & LOW, a[3] >> 32), a[4] & (1 << 56) - 1

@@ -98,7 +98,7 @@ def _race_text(
 ) -> str:
     low = max(a.va, b.va)
     high = min(a.va + a.grain * len(a.writes), b.va + b.grain * len(b.writes))
-    mine, theirs = (_touched_columns(t, low, high) for t in (a, b))
+    mine, theirs = (_touches_of_each_byte(t, low, high) for t in (a, b))
     both = mine[0] & theirs[0] & ~(mine[2] & theirs[2])
     bad = both | (mine[0] & theirs[1] & ~theirs[0]) | (mine[1] & theirs[0] & ~mine[0])
     if not bad.any():
@@ -111,7 +111,7 @@ def _race_text(
     )
 
 
-def _touched_columns(touch: TouchedBytes, low: int, high: int) -> tuple[Any, Any, Any]:
+def _touches_of_each_byte(touch: TouchedBytes, low: int, high: int) -> tuple[Any, Any, Any]:
     first, last = low - touch.va, high - touch.va
     pick = slice(first // touch.grain, -(-last // touch.grain))
     skip = first - pick.start * touch.grain

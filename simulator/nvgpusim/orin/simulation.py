@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from .. import locks
-from ..extents import EXTENTS
+from ..allocated_pieces import EXTENTS
 from ..memory import DmaBuf
 from ..options import Options
 from .call_trace import IoctlCapture, TraceWriter
@@ -204,7 +204,7 @@ class Simulation:
             with open(f"{self.directory}/started.{self._pid}", "w"):
                 pass
         self.seam.install()
-        for name, hook in locks.client_gc_functions().items():
+        for name, hook in locks.gc_replacements_for_client().items():
             self.seam.replace_attribute(gc, name, hook)
         EXTENTS.keeps_writes = "init" in self.options.watched_checks
         programs.install_hooks()

@@ -14,6 +14,7 @@ import pytest
 from tests.patches.conftest import wheel_file
 from tests.simulator.ptx.machine import kernel
 
+from nvgpusim.allocated_pieces import AllocatedPieces
 from nvgpusim.cuda.command import build_stand_in, cuda_include_folder
 from nvgpusim.cuda.fatbin import MAGIC, NoPtxError, ptx_of
 from nvgpusim.cuda.heap import DeviceHeap
@@ -29,7 +30,6 @@ from nvgpusim.cuda.server import (
     CudaServer,
 )
 from nvgpusim.errors import SimError
-from nvgpusim.extents import Extents
 
 SOURCES = Path(__file__).parent
 PROGRAMS = sorted(path.stem for path in (SOURCES / "programs").glob("*.cu"))
@@ -242,7 +242,7 @@ def test_small_buffers_leave_room_for_large_ones() -> None:
 
 
 def test_a_piece_of_kernels_heap_keeps_its_room() -> None:
-    heap = DeviceHeap(4096, 4160, Extents())
+    heap = DeviceHeap(4096, 4160, AllocatedPieces())
     for size in (40, 8, 40):
         assert heap.malloc(size, "") == 4096
         assert heap.malloc(8, "") == 0

@@ -91,7 +91,7 @@ class Rig:
         assert mapping is not None
         start = va - mapping.va
         size = np.dtype(dtype).itemsize * count
-        return mapping.mapped_bytes[start : start + size].view(dtype)
+        return mapping.mapped_memory[start : start + size].view(dtype)
 
     def unmap(self, va: int) -> None:
         """Take a buffer away from the GPU."""

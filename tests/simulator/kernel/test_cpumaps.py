@@ -83,7 +83,7 @@ def test_a_buffer_costs_the_same_beside_hundreds(kernel: Kernel) -> None:
     kernel.on_unmapped(pages + 4096, 8192)
     assert [n for n, buf in enumerate(pins) if buf.pinned is None] == [1, 2]
     host[:] = [6] * len(host)
-    assert [pins[n].buf[0] for n in range(4)] == [6, 5, 5, 6]
+    assert [pins[n].memory_view[0] for n in range(4)] == [6, 5, 5, 6]
     hole = buffers[200]
     rc.do_munmap(hole.cpu, 4096)
     assert kernel.cpu_maps.mapping_at(hole.cpu) is None

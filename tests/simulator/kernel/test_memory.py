@@ -16,7 +16,7 @@ from nvgpusim.memory import (
     Mapping,
     MmuFault,
     fill_present_pages,
-    map_pages,
+    map_shared_pages,
 )
 from nvgpusim.options import PLACES
 from nvgpusim.orin.kernel.allocator import PAGE, BuddyAllocator
@@ -112,14 +112,14 @@ def test_descriptions(vm: GpuAddressSpace) -> None:
 def test_poison_touches_only_what_exists() -> None:
     fd = os.memfd_create("sparse")
     os.ftruncate(fd, 64 << 20)
-    pages = map_pages(fd, 64 << 20)
+    pages = map_shared_pages(fd, 64 << 20)
     pages[5 * PAGE] = 1
     fill_present_pages(pages, 0xDB)
     assert pages[5 * PAGE : 6 * PAGE].tolist() == [0xDB] * PAGE
     assert os.fstat(fd).st_blocks * 512 < 1 << 20
     os.close(fd)
     with pytest.raises(OSError, match="Bad file"):
-        map_pages(fd, 4096)
+        map_shared_pages(fd, 4096)
 
 
 def test_reuse_gives_the_block_freed_last() -> None:

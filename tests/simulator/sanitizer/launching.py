@@ -11,7 +11,7 @@ import numpy as np
 from tests.simulator.sanitizer.cases import Case
 
 from nvgpusim import l2
-from nvgpusim.extents import Extents
+from nvgpusim.allocated_pieces import AllocatedPieces
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from nvgpusim.options import CHECKS
 from nvgpusim.ptx import Kernel, KernelCode, KernelFault, Launch, PtxModule, compile_kernel, parse
@@ -51,7 +51,7 @@ def memory(flags: int = 0) -> tuple[GpuAddressSpace, DmaBuf]:
     return vm, buf
 
 
-def arguments(kernel: Kernel, case: Case, extents: Extents, buf: DmaBuf) -> bytes:
+def arguments(kernel: Kernel, case: Case, extents: AllocatedPieces, buf: DmaBuf) -> bytes:
     """Kernel parameters, and what the host does before the launch."""
     at, out = BASE, bytearray()
     for variable, text in zip(kernel.params.values(), case.args.split(), strict=True):
@@ -68,12 +68,12 @@ def arguments(kernel: Kernel, case: Case, extents: Extents, buf: DmaBuf) -> byte
             size = int(whole or wrote)
             extents.add_piece(at, size, f"buffer {variable.name[-1]}", "test.py:1")
             if kind in "ipz":
-                extents.note_host_write(at, int(wrote))
+                extents.note_non_kernel_write(at, int(wrote))
             data = buf.array[at - BASE : at - BASE + int(wrote)]
             if kind in "ip":
                 data[:] = np.arange(-(-int(wrote) // 4), dtype="<i4").view(np.uint8)[: int(wrote)]
             if kind == "w":
-                extents.note_host_write(at, 8)
+                extents.note_non_kernel_write(at, 8)
                 data[:8] = np.frombuffer(struct.pack("<Q", 0x123456789000), np.uint8)
             if kind == "f":
                 extents.end_piece(at, "test.py:2")
@@ -86,7 +86,7 @@ def prepare(
     kernel: KernelCode, case: Case, vm: GpuAddressSpace, buf: DmaBuf, watch: Sanitizer | None
 ) -> Launch:
     """A launch that is ready to run; `watch` knows its buffers."""
-    extents = watch.extents if watch is not None else Extents()
+    extents = watch.extents if watch is not None else AllocatedPieces()
     bank = bytes(0x160) + arguments(kernel.kernel, case, extents, buf)
     bx, _, by = case.block.partition(",")
     return Launch(
@@ -103,7 +103,7 @@ def run(
 ) -> Outcome:
     """One launch; `seed` draws the order of warps; without `checks` nothing is watched."""
     vm, buf = memory(flags)
-    watch = Sanitizer(frozenset(checks), Extents()) if checks else None
+    watch = Sanitizer(frozenset(checks), AllocatedPieces()) if checks else None
     launch = prepare(
         code(case.kernel, watch is not None or seed is not None, seed is not None),
         case,

@@ -15,7 +15,7 @@ from tests.simulator.sanitizer.cases import CASES, Case
 from tests.simulator.sanitizer.launching import Outcome
 from tests.simulator.sanitizer.test_attacks import ATTACKS, MODULE
 
-from nvgpusim.extents import Extents
+from nvgpusim.allocated_pieces import AllocatedPieces
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
@@ -86,11 +86,11 @@ def test_clean_kernels_are_not_told_of(kernel: str, monkeypatch: pytest.MonkeyPa
 
 def watched(code: KernelCode) -> Any:
     """Findings, fault and memory of a kernel that gets a fresh buffer and one written in part."""
-    memory, extents, size = FlatMemory(), Extents(), 4 * THREADS * BLOCKS
+    memory, extents, size = FlatMemory(), AllocatedPieces(), 4 * THREADS * BLOCKS
     out, data = memory.add(np.zeros(4 * size, np.uint8)), memory.add(SEEDS.view(np.uint8))
     extents.add_piece(out, size, "out", "test.py:1")
     extents.add_piece(data, SEEDS.nbytes - 128, "given", "test.py:2")
-    extents.note_host_write(data, SEEDS.nbytes - 600)
+    extents.note_non_kernel_write(data, SEEDS.nbytes - 600)
     bank = bytes(0x160) + out.to_bytes(8, "little") + data.to_bytes(8, "little") + bytes(8)
     launch = Launch(
         code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank},

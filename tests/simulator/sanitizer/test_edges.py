@@ -10,7 +10,7 @@ import pytest
 from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.machine import kernel
 
-from nvgpusim.extents import Extents
+from nvgpusim.allocated_pieces import AllocatedPieces
 from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
 from nvgpusim.ptx import KernelFault, Launch, compile_kernel, parse
@@ -39,7 +39,7 @@ def path(text: str, watched: bool, how: Setup) -> Any:
     """Words of the output, fault, kinds of what was found, its texts; two blocks run."""
     module = parse(text)
     code = compile_kernel(module, module.kernels["k"], watched, False)
-    memory, extents = FlatMemory(), Extents()
+    memory, extents = FlatMemory(), AllocatedPieces()
     out = memory.add(np.zeros(FULL, np.uint8))
     given = memory.add(np.zeros(FULL, np.uint8), 0 if how.known else FULL)
     mapping = memory.mapping_at(given)
@@ -48,7 +48,7 @@ def path(text: str, watched: bool, how: Setup) -> Any:
     extents.add_piece(out, FULL, "out", "test.py:1")
     if how.known:
         extents.add_piece(given, how.size, "given", "test.py:2")
-        extents.note_host_write(given, how.wrote)
+        extents.note_non_kernel_write(given, how.wrote)
     else:
         mapping.buf.asked = FULL + how.size
     bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little") + bytes(8)
@@ -383,11 +383,11 @@ ld.shared.u32 %r5, [%r3+64]; st.global.u32 [%i], %r5; END:"""
 
 def test_records_of_a_launch_with_more_instructions() -> None:
     """They stay in the buffer; the next kernel has not so many instructions as they name."""
-    memory, extents = FlatMemory(), Extents()
+    memory, extents = FlatMemory(), AllocatedPieces()
     buffers = [memory.add(np.zeros(FULL, np.uint8)) for _ in range(2)]
     for at in buffers:
         extents.add_piece(at, FULL, "buffer", "test.py:1")
-        extents.note_host_write(at, FULL)
+        extents.note_non_kernel_write(at, FULL)
     bank = bytes(0x160) + b"".join(at.to_bytes(8, "little") for at in buffers) + bytes(8)
     watch, kinds = Sanitizer(frozenset(CHECKS), extents), []
     many = "ld.global.u32 %r1, [%in+64];" * 70

@@ -14,7 +14,7 @@ from tests.simulator.sanitizer import launching
 from tests.simulator.sanitizer.cases import CASES, Case
 from tests.simulator.sanitizer.launching import run
 
-from nvgpusim.extents import Extents
+from nvgpusim.allocated_pieces import AllocatedPieces
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.ptx import Launch, compile_kernel, parse
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
@@ -182,7 +182,7 @@ def test_an_mbarrier_orders_what_comes_before_it(waits: bool) -> None:
     bank = bytes(0x160) + b"".join(
         (launching.BASE + n * 8192).to_bytes(8, "little") for n in range(4)
     )
-    watch = Sanitizer(frozenset({"race", "sync"}), Extents())
+    watch = Sanitizer(frozenset({"race", "sync"}), AllocatedPieces())
     Launch(
         code, vm, (4, 1, 1), (256, 1, 1), {0: bank}, shared_bytes=code.shared_bytes, watch=watch
     ).run_all_blocks()
@@ -227,6 +227,6 @@ def test_blocks_that_write_one_value_read_it(
     bank = bytes(0x160) + b"".join(
         (launching.BASE + at).to_bytes(8, "little") for at in (0, 1 << 16)
     )
-    watch = Sanitizer(frozenset({"race"}), Extents())
+    watch = Sanitizer(frozenset({"race"}), AllocatedPieces())
     Launch(code, vm, (4, 1, 1), (64, 1, 1), {0: bank}, warps=seed, watch=watch).run_all_blocks()
     assert (not watch.launch.findings) is fine, watch.launch.findings

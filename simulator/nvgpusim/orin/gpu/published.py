@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from ...extents import Extents
+from ...allocated_pieces import AllocatedPieces
 from ...memory import GpuAddressSpace, MmuFault
 from ..gpu_api import ChannelPort
 from .qmd import SIZE, Qmd
@@ -18,7 +18,7 @@ CHAIN_LIMIT = 4096
 class PublishedEntry:
     """Ring entry, pushbuffer, and the QMDs and first banks that it leads to.
 
-    `moment`: of the client's buffers (see `extents`).
+    `moment`: of the client's buffers (see `allocated_pieces`).
     """
 
     entry: int
@@ -45,7 +45,7 @@ def read_bank(vm: GpuAddressSpace, va: int, size: int) -> bytes:
     return bytes(vm.view_bytes(va, size, "read"))
 
 
-def copy_published_entry(port: ChannelPort, extents: Extents, index: int) -> PublishedEntry:
+def copy_published_entry(port: ChannelPort, extents: AllocatedPieces, index: int) -> PublishedEntry:
     """Copy everything that entry `index` refers to; what cannot be read is left out."""
     (entry,) = struct.unpack_from("<Q", port.ring, 8 * index)
     out = PublishedEntry(entry, port.submit_line, extents.take_submission_moment(port.token))

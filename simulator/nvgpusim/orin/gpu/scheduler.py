@@ -18,8 +18,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ... import l2
-from ...extents import EXTENTS
-from ...locks import GcPausingLock, WakeBell, pause_collection, resume_collection
+from ...allocated_pieces import EXTENTS
+from ...locks import GcPausingLock, WakeBell, pause_gc, resume_gc
 from ...memory import MmuFault
 from ...options import Options
 from ...ptx import Launch
@@ -234,15 +234,15 @@ class Gpu:
 
     def _serve_channels(self) -> None:
         while not self._closing:
-            pause_collection()  # the client's finalizers run on its own threads
+            pause_gc()  # the client's finalizers run on its own threads
             try:
                 with self._busy:
                     progress = self._serve_once()
                 waiting = any(c.has_work() for c in self._live_channels())
             finally:
-                resume_collection()
+                resume_gc()
             if not progress:
-                self._bell.wait(POLL if waiting else 0.05)
+                self._bell.wait_for_ring(POLL if waiting else 0.05)
 
     def _serve_once(self) -> bool:
         """Serve every channel once; whether anything moved."""

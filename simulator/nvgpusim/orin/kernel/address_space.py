@@ -7,7 +7,7 @@ from os import close as real_close
 from typing import TYPE_CHECKING
 
 from ... import l2
-from ...memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, client_call_lines
+from ...memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, client_call_text
 from ..abi import StructBytes
 from .allocator import BuddyAllocator
 from .channel import ChannelFile
@@ -40,7 +40,7 @@ class ReservedArea:
 
     va: int
     size: int
-    line: str = field(default_factory=client_call_lines)
+    line: str = field(default_factory=client_call_text)
 
 
 class Vm:
@@ -78,7 +78,7 @@ class Vm:
         va = self.system.alloc(size)
         if va is None:
             return None
-        mapping = Mapping(va, size, buf, read_only=True, kernel=True, line=client_call_lines())
+        mapping = Mapping(va, size, buf, read_only=True, kernel=True, line=client_call_text())
         self.pages.add_mapping(mapping)
         return mapping
 
@@ -93,7 +93,7 @@ class Vm:
 
     def unmap_now(self, mapping: Mapping) -> None:
         """Take a user mapping away at once, whatever its references."""
-        self.pages.remove_mapping(mapping, client_call_lines())
+        self.pages.remove_mapping(mapping, client_call_text())
         l2.board_l2().flush(invalidate=True)
         if not mapping.fixed:
             self.user.free(mapping.va)
@@ -221,7 +221,7 @@ class AsFile(DeviceFile):
         new = Mapping(0, size, buf, start, flags=kept)
         new.read_only = access == READ_ONLY_ACCESS or (read_only and access == 0)
         new.kind = kind if compr == KIND_INVALID else compr
-        new.line, new.fixed = client_call_lines(), bool(flags & FIXED)
+        new.line, new.fixed = client_call_text(), bool(flags & FIXED)
         old = self._equal_mapping(new, offset)
         if old is not None:
             old.refs += 1

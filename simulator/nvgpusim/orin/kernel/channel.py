@@ -100,10 +100,12 @@ class ChannelFile(DeviceFile):
         self.unserviceable = True
         if self.notifier is not None:
             buf, offset = self.notifier
-            if struct.unpack_from("<H", buf.buf, offset + 14)[0] != NOTIFIER_SET:
+            if struct.unpack_from("<H", buf.memory_view, offset + 14)[0] != NOTIFIER_SET:
                 now = time.time_ns()
-                struct.pack_into("<IIIHH", buf.buf, offset, now & 0xFFFFFFFF, now >> 32, code, 0, 0)
-                struct.pack_into("<H", buf.buf, offset + 14, NOTIFIER_SET)
+                struct.pack_into(
+                    "<IIIHH", buf.memory_view, offset, now & 0xFFFFFFFF, now >> 32, code, 0, 0
+                )
+                struct.pack_into("<H", buf.memory_view, offset + 14, NOTIFIER_SET)
             self.note_rule("notifier.first")
 
     def release(self) -> None:
@@ -168,7 +170,7 @@ class ChannelFile(DeviceFile):
             raise
         self.gpfifo, self.userd, self.deterministic = mapping, userd, True
         userd.add_reference("kernel")
-        if any(userd.buf[USERD_GP_GET : USERD_GP_PUT + 4]):
+        if any(userd.memory_view[USERD_GP_GET : USERD_GP_PUT + 4]):
             kernel.journal.add_note(f"USERD of channel {self.id} is not zeroed; {self.line}")
         self.note_rule("setup.userd-as-is")
         self.note_rule("profile.setup-bind")
@@ -181,8 +183,8 @@ class ChannelFile(DeviceFile):
             veid=self.veid,
             vm=self.vm.pages,
             entries=entries,
-            ring=ring.buf.toreadonly(),
-            userd=userd.buf,
+            ring=ring.memory_view.toreadonly(),
+            userd=userd.memory_view,
             fail=self._on_gpu_fault,
             post_event=self._on_gpu_event,
             gpfifo_va=mapping.va,
@@ -286,7 +288,7 @@ class ChannelFile(DeviceFile):
         if args["offset"] + NOTIFIER_SIZE > found.size:
             raise self.refusal("notifier.offset", f"{args['offset']:#x} in {found.size:#x}")
         found.add_reference("kernel")
-        found.buf[args["offset"] : args["offset"] + NOTIFIER_SIZE] = bytes(NOTIFIER_SIZE)
+        found.memory_view[args["offset"] : args["offset"] + NOTIFIER_SIZE] = bytes(NOTIFIER_SIZE)
         self.notifier = (found, args["offset"])
         self.note_rule("notifier.zeroed")
 
@@ -386,15 +388,15 @@ class ChannelFile(DeviceFile):
 
         def reached() -> bool:
             if semaphore:
-                return bool(struct.unpack_from("<I", found.buf, offset)[0] == want)
-            return bool(struct.unpack_from("<H", found.buf, offset + 14)[0] == 0)
+                return bool(struct.unpack_from("<I", found.memory_view, offset)[0] == want)
+            return bool(struct.unpack_from("<H", found.memory_view, offset + 14)[0] == 0)
 
         self._wait_until(args["timeout"], reached, "wait.dead" if semaphore else "wait.expired")
         if not semaphore:
             if not reached():  # the channel died; a semaphore's wait is then a success
                 raise self.refusal("wait.dead")
             now = time.time_ns() & (1 << 64) - 1
-            struct.pack_into("<QIH", found.buf, offset, now, WAITED, self.id & 0xFFFF)
+            struct.pack_into("<QIH", found.memory_view, offset, now, WAITED, self.id & 0xFFFF)
 
     def _wait_until(self, timeout: int, reached: Callable[[], bool], expired: str) -> None:
         """Wait for `timeout` ms (0: for ever) or for the channel's death; raises KernelError."""

@@ -23,7 +23,7 @@ from os import close as _real_close
 from typing import TypeVar
 
 from ...locks import GcPausingLock
-from ...memory import DmaBuf, client_call_lines
+from ...memory import DmaBuf, client_call_text
 from ...options import Options
 from ..abi import abi_of_profile
 from ..context_switch import WFI
@@ -285,7 +285,7 @@ class Kernel:
                 if isinstance(old, DmaBuf) and old is not what:
                     self.journal.add_note(
                         f"mmap at {address:#x} replaced the CPU mapping of {old!r}: "
-                        f"{client_call_lines()}"
+                        f"{client_call_text()}"
                     )
             if isinstance(what, DmaBuf):
                 what.add_reference("cpu")
@@ -452,7 +452,7 @@ class _ErrorTranslation:
             return
         journal = self.kernel.journal
         journal.count_rule(error.rule)
-        journal.add_refusal(self.call, self.what, error, client_call_lines())
+        journal.add_refusal(self.call, self.what, error, client_call_text())
         raise OSError(error.errno, os.strerror(error.errno)) from error
 
 

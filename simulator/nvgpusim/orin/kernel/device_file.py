@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from ...memory import client_call_lines
+from ...memory import client_call_text
 from ..abi import Ioctl, StructBytes, ioc_dir, ioc_nr, ioc_size, ioc_type
 from ..rules import KernelError
 
@@ -51,7 +51,7 @@ class DeviceFile:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.line = client_call_lines()
+        self.line = client_call_text()
         self.key: Key = (0, 0)
         self.peer: socket.socket | None = None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from os import close as real_close
 from typing import TYPE_CHECKING
 
-from ...memory import PAGE, DmaBuf, client_call_lines
+from ...memory import PAGE, DmaBuf, client_call_text
 from ..rules import KernelError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Handle:
     flags: int = 0
     users: int = 0
     read_only: bool = False
-    line: str = field(default_factory=client_call_lines)
+    line: str = field(default_factory=client_call_text)
 
 
 class NvMapHandles:
@@ -54,7 +54,7 @@ class NvMapHandles:
         buf = DmaBuf(
             size,
             f"handle {number:#x}",
-            line=client_call_lines(),
+            line=client_call_text(),
             poison=self.kernel.options.poison,
             on_free=self._on_buffer_freed,
         )

@@ -316,7 +316,7 @@ class NvMapFile(DeviceFile):
 
         def copy(buf: DmaBuf, source: int, at: int, size: int) -> int:
             data = user.copy_from_user(source, size)
-            buf.buf[at : at + len(data)] = data
+            buf.memory_view[at : at + len(data)] = data
             return size - len(data)
 
         self._copy_elements(args, copy, reading=False)
@@ -327,7 +327,7 @@ class NvMapFile(DeviceFile):
         user = self.kernel.user
 
         def copy(buf: DmaBuf, target: int, at: int, size: int) -> int:
-            return user.copy_to_user(target, bytes(buf.buf[at : at + size]))
+            return user.copy_to_user(target, bytes(buf.memory_view[at : at + size]))
 
         self._copy_elements(args, copy, reading=True)
 

@@ -15,8 +15,8 @@ import time
 from os import close as real_close
 from typing import TYPE_CHECKING
 
-from ...locks import GcPausingLock, pause_collection, resume_collection
-from ...memory import main_thread_line, map_pages
+from ...locks import GcPausingLock, pause_gc, resume_gc
+from ...memory import main_thread_line, map_shared_pages
 from ..gpu_api import FaultReport
 from .device_file import DeviceFile
 
@@ -41,7 +41,7 @@ class UsermodePage:
         self.kernel = kernel
         self.fd = kernel.make_memfd("nvgpusim-usermode")
         os.ftruncate(self.fd, SIZE)
-        self.cells = map_pages(self.fd, SIZE).data.cast("B").cast("I")
+        self.cells = map_shared_pages(self.fd, SIZE).data.cast("B").cast("I")
         self.cells[DOORBELL] = IDLE
         self._seen: dict[int, int] = {}
         self._stop = threading.Event()
@@ -81,13 +81,13 @@ class UsermodePage:
     def _watch_doorbell(self) -> None:
         last = time.monotonic()
         while not self._stop.is_set():
-            pause_collection()  # the client's finalizers run on its own threads
+            pause_gc()  # the client's finalizers run on its own threads
             try:
                 if self.poll_doorbell():
                     last = time.monotonic()
                 wait = min(max((time.monotonic() - last) * LATE, SHORTEST), LONGEST)
             finally:
-                resume_collection()
+                resume_gc()
             time.sleep(wait)
 
     def poll_doorbell(self) -> bool:

@@ -28,8 +28,8 @@ _CALLED = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctyp
 _TOLD = ctypes.PYFUNCTYPE(None, ctypes.c_uint64)
 
 
-class Extent(ctypes.Structure):
-    """`Extent` of machine.h."""
+class MappingRow(ctypes.Structure):
+    """`MappingRow` of machine.h."""
 
     _fields_ = [
         (name, ctypes.c_uint64)
@@ -41,7 +41,7 @@ class WatchedBuffer(ctypes.Structure):
     """`WatchedBuffer` of watch.h."""
 
     _fields_ = [
-        ("start", ctypes.c_uint64), ("end", ctypes.c_uint64), ("mapping", Extent),
+        ("start", ctypes.c_uint64), ("end", ctypes.c_uint64), ("mapping", MappingRow),
         ("wrote", _POINTER),
         *((name, ctypes.c_uint64) for name in (
             "origin", "records", "base", "granules", "number",
@@ -218,11 +218,11 @@ class NativeShadow:
             return False
         piece, row = w.pieces[w.piece_count], self.rows[row]
         piece.start, piece.end, piece.origin, wrote = bounds
-        piece.mapping = Extent(*row.tolist())
+        piece.mapping = MappingRow(*row.tolist())
         piece.wrote = 0 if wrote is None else address_of(wrote)
         piece.base = mapping.va - mapping.buf_offset
         piece.records, piece.write = False, 0
-        self.held += [wrote, mapping.mapped_bytes]
+        self.held += [wrote, mapping.mapped_memory]
         if self.shadow.race:
             slots = o.records_of(mapping)
             piece.records = o.written is None or id(mapping.buf) in o.written

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...extents import WORD, Extent
+from ...allocated_pieces import WORD, AllocatedPiece
 from ..parser.syntax import Instr, Vec, register_numbers
 from ..state import ChunkState, Lanes
 from .clocks import LaneClocks, LaunchChecks
@@ -48,7 +48,7 @@ class AccessChecks(LaneClocks):
 
     def __init__(self, owner: LaunchChecks, st: ChunkState) -> None:
         super().__init__(owner, st)
-        self.pieces: dict[int, Extent] = {}
+        self.pieces: dict[int, AllocatedPiece] = {}
 
     def site_text(self, site: int, verb: str) -> str:
         """An instruction by its number."""
@@ -125,7 +125,7 @@ class AccessChecks(LaneClocks):
         mapping = self.o.mapping_at(va)
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
-        kind, what = self.o.extents.describe_address(va, self.o.now)
+        kind, what = self.o.extents.miss_kind_and_text(va, self.o.now)
         if not self.o.extents.ever_had_piece_in(mapping.va, mapping.end) and kind != "free":
             one = np.array([va], np.uint64)
             self._check_driver_sized_buffer(np.array([lane]), one, total, access, mapping)
@@ -153,7 +153,7 @@ class AccessChecks(LaneClocks):
         )
 
     def _check_unwritten_read(
-        self, extent: Extent, lanes: Lanes, addr: Any, total: int, access: str
+        self, extent: AllocatedPiece, lanes: Lanes, addr: Any, total: int, access: str
     ) -> None:
         if extent.wrote is None or not self.init:
             return

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...extents import Extent, Extents
+from ...allocated_pieces import AllocatedPiece, AllocatedPieces
 from ..parser.kernel_facts import KernelFacts
 from ..state import ChunkState, Lanes
 from .fenced_writes import FencedWrite, FencedWrites, LaneFences, Words
@@ -24,7 +24,7 @@ class LaunchChecks(Protocol):
     """All launches' checks, as a chunk sees them: `sanitize.Sanitizer`."""
 
     checks: frozenset[str]
-    extents: Extents
+    extents: AllocatedPieces
     releases: FencedWrites
     tick: int
     now: int | None
@@ -36,7 +36,7 @@ class LaunchChecks(Protocol):
     def mapping_at(self, va: int) -> Any:
         """The mapping that holds an address, None for none."""
 
-    def piece_at(self, va: int) -> Extent | None:
+    def piece_at(self, va: int) -> AllocatedPiece | None:
         """The piece that held `va` when the launch was submitted."""
         ...
 

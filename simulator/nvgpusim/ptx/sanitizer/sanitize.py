@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...extents import Extent, Extents
+from ...allocated_pieces import AllocatedPiece, AllocatedPieces
 from ...memory import GpuAddressSpace
 from ..parser.kernel_facts import KernelFacts
 from ..state import ChunkState, CompiledKernel, GridLaunch
@@ -25,7 +25,7 @@ class Sanitizer:
     """
 
     checks: frozenset[str]
-    extents: Extents = field(default_factory=Extents)
+    extents: AllocatedPieces = field(default_factory=AllocatedPieces)
     tick: int = 1
     now: int | None = None
     everything: bool = False
@@ -66,7 +66,7 @@ class Sanitizer:
         vm = self.launch.vm
         return vm.mapping_at(va) if isinstance(vm, GpuAddressSpace) else None
 
-    def piece_at(self, va: int) -> Extent | None:
+    def piece_at(self, va: int) -> AllocatedPiece | None:
         """The piece that held `va` when the launch was submitted."""
         return self.extents.piece_at(va, self.now)
 

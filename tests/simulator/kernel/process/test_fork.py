@@ -85,7 +85,7 @@ def test_the_models_mappings_end_in_the_child(kernel: Kernel) -> None:
         kernel.check_invariants()
 
     in_child(child)
-    assert bytes(kernel.nvmap.handles[handles[0]].buf.buf[:5]) == b"child"
+    assert bytes(kernel.nvmap.handles[handles[0]].buf.memory_view[:5]) == b"child"
 
 
 def test_what_the_child_gives_back_stays_the_parents() -> None:

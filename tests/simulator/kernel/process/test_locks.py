@@ -19,9 +19,9 @@ from tests.simulator.kernel.rawclient import Board
 from nvgpusim.locks import (
     GcPausingLock,
     WakeBell,
-    client_gc_functions,
-    pause_collection,
-    resume_collection,
+    gc_replacements_for_client,
+    pause_gc,
+    resume_gc,
 )
 from nvgpusim.orin.kernel import Kernel
 
@@ -123,7 +123,7 @@ def test_held_by_whom_and_how_often() -> None:
         assert waiting.is_alive()
     waiting.join()
     assert not gc.isenabled()  # that thread has it now
-    resume_collection()
+    resume_gc()
     assert gc.isenabled()
 
 
@@ -132,10 +132,10 @@ def test_many_threads() -> None:
 
     def work() -> None:
         for _ in range(500):
-            pause_collection()
+            pause_gc()
             with lock:
                 seen.append(gc.isenabled())
-            resume_collection()
+            resume_gc()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -146,7 +146,7 @@ def test_many_threads() -> None:
 
 
 def test_the_clients_wish_is_kept() -> None:
-    hooks = client_gc_functions()
+    hooks = gc_replacements_for_client()
     assert hooks["isenabled"]()
     with GcPausingLock():
         assert hooks["isenabled"]() and not gc.isenabled()
@@ -182,14 +182,14 @@ def test_a_child_finds_locks_free_and_collections_on() -> None:
             inside = gc.isenabled()
         os._exit(0 if gc.isenabled() and not inside else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    resume_collection()
+    resume_gc()
 
 
 def test_a_bell_is_not_lost_and_not_counted() -> None:
     bell = WakeBell()
     bell.ring()
     bell.ring()
-    bell.wait(30)
+    bell.wait_for_ring(30)
     start = time.monotonic()
-    bell.wait(0.05)
+    bell.wait_for_ring(0.05)
     assert time.monotonic() - start >= 0.04

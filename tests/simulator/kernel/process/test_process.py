@@ -17,7 +17,7 @@ from tests.simulator.kernel.process.test_cli import cache, script  # noqa: F401 
 from tests.simulator.kernel.rawclient import Board
 
 from nvgpusim import cli
-from nvgpusim.extents import EXTENTS, Extents
+from nvgpusim.allocated_pieces import EXTENTS, AllocatedPieces
 from nvgpusim.options import Options
 from nvgpusim.orin import report
 from nvgpusim.orin.gpu_api import FaultReport
@@ -77,9 +77,9 @@ def test_writes_are_kept_for_who_asks(sanitize: tuple[str, ...], kept: bool) -> 
     # Each look at a signal would pay for it: 5 us of the 45 us that a wait cost.
     with process(None, sanitize=sanitize):
         assert EXTENTS.keeps_writes is kept
-        extents = Extents(keeps_writes=EXTENTS.keeps_writes)
+        extents = AllocatedPieces(keeps_writes=EXTENTS.keeps_writes)
     extents.add_piece(0x1000, 64)
-    extents.note_host_write(0x1000, 4)
+    extents.note_non_kernel_write(0x1000, 4)
     wrote = extents.pieces[0x1000][0].wrote
     assert (wrote is not None and wrote.tolist() == [True] + [False] * 15) is kept
     assert EXTENTS.keeps_writes

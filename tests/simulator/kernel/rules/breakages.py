@@ -104,18 +104,18 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "setup.userd-as-is": [
         ("orin/kernel/channel.py", 'self.note_rule("setup.userd-as-is")',
-         "userd.buf[:] = bytes(len(userd.buf))"),
+         "userd.memory_view[:] = bytes(len(userd.memory_view))"),
     ],
     "notifier.zeroed": [
         ("orin/kernel/channel.py",
-         'found.buf[args["offset"] : args["offset"] + NOTIFIER_SIZE] = bytes(NOTIFIER_SIZE)',
-         "pass"),
+         'found.memory_view[args["offset"] : args["offset"] + NOTIFIER_SIZE] = '
+         "bytes(NOTIFIER_SIZE)", "pass"),
     ],
     "notifier.first": [
         ("orin/kernel/channel.py", "offset + 14)[0] != NOTIFIER_SET", "offset + 14)[0] != 1"),
-        ("orin/kernel/channel.py", "now >> 32, code, 0, 0)", "now >> 32, 0, 0, 0)"),
-        ("orin/kernel/channel.py", 'buf.buf, offset + 14, NOTIFIER_SET)',
-         "buf.buf, offset + 14, 1)"),
+        ("orin/kernel/channel.py", "now >> 32, code, 0, 0", "now >> 32, 0, 0, 0"),
+        ("orin/kernel/channel.py", 'buf.memory_view, offset + 14, NOTIFIER_SET)',
+         "buf.memory_view, offset + 14, 1)"),
     ],
     "syncpt.same": [("orin/kernel/channel.py", "if self.syncpoint is None:", "if True:")],
     "reset.forced": [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.simulator.kernel.rules.breakages import breakages
 
-from nvgpusim.cli import run
+from nvgpusim.cli import run_python_program
 from nvgpusim.orin.rules import RULES
 
 DOCS = Path(__file__).parents[4] / "docs"
@@ -81,5 +81,5 @@ def test_every_broken_rule_is_noticed() -> None:
 def test_options_of_the_page_are_those_of_the_program() -> None:
     page = (DOCS / "simulator.md").read_text()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"(?s)```.*?```", "", page)))
-    there = {name for p in run.params for name in (*p.opts, *p.secondary_opts)}
+    there = {name for p in run_python_program.params for name in (*p.opts, *p.secondary_opts)}
     assert {"--delay", "--strict"} <= named <= there | {"--help"}

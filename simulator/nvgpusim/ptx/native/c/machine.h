@@ -9,7 +9,7 @@ typedef struct {
   uint8_t *memory, *kept,
       *state;  // kept, state: the L2's lines, if it keeps any (l2.py)
   uint64_t writable;
-} Extent;
+} MappingRow;
 
 // A cp.async of a lane that has not been done: places, the source's address, its
 // lane's commits before it, bytes, and of these those that are read.
@@ -64,7 +64,7 @@ typedef struct {
   const uint8_t* bank3;
   uint64_t bank3_bytes;
   uint64_t shared_window, local_window;
-  const Extent* extents;
+  const MappingRow* extents;
   int64_t extent_count;
   struct Watch* watch;  // the sanitizer's side (watch.h)
   Copy* copies;
@@ -116,7 +116,7 @@ enum { LINE = 128, KEPT = 1, DIRTY = 3 };
 
 // The place of an address in `size` bytes from `start` that lie in mapping e, 0
 // if it does not fit.
-static inline uint8_t* enter(const Extent* e, Hit* h, uint64_t start, uint64_t room, uint64_t a,
+static inline uint8_t* enter(const MappingRow* e, Hit* h, uint64_t start, uint64_t room, uint64_t a,
                              uint64_t size, int write) {
   uint64_t at = a - e->start, skip = start - e->start;
   if (room < size || a - start > room - size || (write && !e->writable)) return 0;
@@ -142,7 +142,7 @@ static inline __attribute__((noinline)) uint8_t* find(const Call* c, Hit* h, uin
       high = mid;
   }
   if (!low) return 0;
-  const Extent* e = &c->extents[low - 1];
+  const MappingRow* e = &c->extents[low - 1];
   return enter(e, h, e->start, e->size, a, size, write);
 }
 

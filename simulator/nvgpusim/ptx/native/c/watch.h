@@ -17,7 +17,7 @@ enum { TICK = 37, SITE = 27, SITES = 511, EQUAL = 8, SYSTEM = 0x400, PIECES = 64
 // granules from address `base` on.
 typedef struct WatchedBuffer {
   uint64_t start, end;
-  Extent mapping;
+  MappingRow mapping;
   uint8_t* wrote;  // words from `origin` on that anybody has written, 0 for all
   uint64_t origin, records, base, granules, number;
   uint64_t *write, *low, *high;

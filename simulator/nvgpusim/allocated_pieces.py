@@ -26,7 +26,7 @@ _BACK = 8
 
 
 @dataclass
-class Extent:
+class AllocatedPiece:
     """A piece [va, end) between two moments. `wrote`: which of its words anyone has written, None
     for all of them. `freed`: the line that freed it."""
 
@@ -45,16 +45,16 @@ class Extent:
 
 
 @dataclass
-class Extents:
+class AllocatedPieces:
     """All pieces, by address and time. Any thread may call.
 
     Clients free what the GPU still uses, as long as the next user is queued behind it: a launch
     sees the pieces of the moment when it was submitted (`when`, None for the last one).
     """
 
-    pieces: dict[int, list[Extent]] = field(default_factory=dict)
+    pieces: dict[int, list[AllocatedPiece]] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)
-    dead: deque[Extent] = field(default_factory=deque)
+    dead: deque[AllocatedPiece] = field(default_factory=deque)
     moment: int = 0
     submissions: dict[int, deque[int]] = field(default_factory=dict)
     lock: GcPausingLock = field(default_factory=GcPausingLock)
@@ -71,10 +71,10 @@ class Extents:
             if va not in self.pieces:
                 self.starts.insert(bisect_right(self.starts, va), va)
             of = self.pieces.setdefault(va, [])
-            self._end_last(of, "")
-            of.append(Extent(va, va + size, name, line, words, self.moment))
+            self._end_last_piece(of, "")
+            of.append(AllocatedPiece(va, va + size, name, line, words, self.moment))
 
-    def _end_last(self, of: list[Extent], line: str) -> None:
+    def _end_last_piece(self, of: list[AllocatedPiece], line: str) -> None:
         if of and of[-1].died == _NEVER:
             of[-1].died, of[-1].freed = self.moment, line
             self.dead.append(of[-1])
@@ -83,7 +83,7 @@ class Extents:
         """The piece that begins at `va` is gone."""
         with self.lock:
             self.moment += 1
-            self._end_last(self.pieces.get(va, []), line)
+            self._end_last_piece(self.pieces.get(va, []), line)
             while len(self.dead) > KEPT:
                 old = self.dead.popleft()
                 self.pieces[old.va].remove(old)
@@ -102,7 +102,9 @@ class Extents:
             known = self.submissions.get(token)
             return known.popleft() if known else self.moment
 
-    def note_host_write(self, va: int, size: int, when: int | None = None, source: int = 0) -> None:
+    def note_non_kernel_write(
+        self, va: int, size: int, when: int | None = None, source: int = 0
+    ) -> None:
         """Somebody who is no kernel wrote these bytes, or copied them from a `source`: what nobody
         has written there is not written by that."""
         if not self.keeps_writes:
@@ -119,7 +121,7 @@ class Extents:
             if extent.wrote.all():
                 extent.wrote = None
 
-    def piece_at(self, va: int, when: int | None = None) -> Extent | None:
+    def piece_at(self, va: int, when: int | None = None) -> AllocatedPiece | None:
         """The piece that holds `va`."""
         with self.lock:
             when = self.moment if when is None else when
@@ -141,7 +143,7 @@ class Extents:
             at = bisect_right(self.starts, va)
             return self.starts[at] if at < len(self.starts) else 1 << 63
 
-    def describe_address(self, va: int, when: int | None = None) -> tuple[str, str]:
+    def miss_kind_and_text(self, va: int, when: int | None = None) -> tuple[str, str]:
         """("free" or "bounds", what is or was at and near an address that no piece holds)."""
         with self.lock:
             when = self.moment if when is None else when
@@ -159,5 +161,5 @@ class Extents:
             return "bounds", f"{va:#x} is in no buffer"
 
 
-EXTENTS = Extents()
+EXTENTS = AllocatedPieces()
 """The process's pieces; the allocator hook enters them."""
