@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orinllm.batching.cache import PagedStore, SlotStore, Store
+from orinllm.batching.cache import PageStore, SharedPageStore, SlotStore
 from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.runner import Runner
 from orinllm.errors import BadInput
@@ -226,7 +226,7 @@ def recurrent_state_bytes(network: Network, slots: int) -> int:
     return 4 * state_floats_per_slot(config) * (slots + most_checkpoints(config))
 
 
-def make_store(runner: Runner, network: Network) -> Store:
+def make_page_store(runner: Runner, network: Network) -> PageStore:
     """Return who says which sequence has which of a runner's pages."""
     if runner.name == "fused":
         from orinllm.batching.fused_runner import FusedRunner
@@ -234,7 +234,7 @@ def make_store(runner: Runner, network: Network) -> Store:
         assert isinstance(runner, FusedRunner)
         states = StateSlots(runner.slots, most_checkpoints(network.config))
         memory = runner.executor.memory
-        return PagedStore(memory.pages, None if memory.states is None else states)
+        return SharedPageStore(memory.pages, None if memory.states is None else states)
     config = network.config
     if runner.name != "cpu":  # tinygrad.llm's networks may have recurrent states
         resumable = bool(config.layers) and not config.state_size

@@ -4,8 +4,7 @@ import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as PySequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,11 +14,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn, SupportsIndex
 
-from orinllm.batching.cache import Store
+from orinllm.batching.cache import PageStore
 from orinllm.batching.proposers import DraftProposer, MtpProposer, Proposer
 from orinllm.batching.runner import Runner
-from orinllm.batching.scheduler import NO_NUMBERS, NO_ROWS, ClosedError, Scheduler
-from orinllm.batching.sequence import Constraint, SchedulerObserver, Sequence
+from orinllm.batching.scheduler import NO_NUMBERS, NO_ROWS, Scheduler, SchedulerClosedError
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver, TokenConstraint
 from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Logprobs, Sampling
 from orinllm.errors import BadInput
@@ -27,7 +26,7 @@ from orinllm.file.gguf import GGUF
 from orinllm.gpu.device import open_device, raise_as_device_fault
 from orinllm.gpu.kernels.buffers import F16, KvCacheType
 from orinllm.gpu.plan import PathPlan
-from orinllm.loader import MTP, Network, SharingOptions, make_runner, make_store, plan_network
+from orinllm.loader import MTP, Network, SharingOptions, make_page_store, make_runner, plan_network
 from orinllm.network.vision.pictures import is_picture_row
 from orinllm.progress import Say, say_nothing
 from orinllm.text.answer import StopTextFilter
@@ -99,7 +98,7 @@ class _AnswerEnd:
 class _AnswerSink:
     """An answer's sink: tokens become pieces in the scheduler's thread, and wait to be read."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: PySequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         self.queue = SimpleQueue[AnswerToken | _AnswerEnd]()
         self._stream, self._stops, self._stopped = (
             tokenizer.new_stream(),
@@ -133,7 +132,7 @@ class Generation:
     """
 
     def __init__(
-        self, sequence: Sequence, pieces: _AnswerSink, model: "Model", scheduler: Scheduler
+        self, sequence: ScheduledSequence, pieces: _AnswerSink, model: "Model", scheduler: Scheduler
     ) -> None:
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
@@ -201,7 +200,7 @@ class Model:
     """
 
     def __init__(
-        self, description: ModelDescription, plan: PathPlan, runner: Runner, store: Store
+        self, description: ModelDescription, plan: PathPlan, runner: Runner, store: PageStore
     ) -> None:
         self.description, self.plan, self.runner = description, plan, runner
         self.tokenizer, self.template = description.tokenizer, description.template
@@ -246,7 +245,7 @@ class Model:
             runner = make_runner(network, plan, general, say=say)
         if mmproj is not None:
             enable_pictures(description.result().template, mmproj, network, plan.device)
-        return Model(description.result(), plan, runner, make_store(runner, network))
+        return Model(description.result(), plan, runner, make_page_store(runner, network))
 
     def speculate(self, proposer: Proposer | None) -> None:
         """Compute several tokens at once where a proposer guesses them; the text stays the same.
@@ -269,7 +268,7 @@ class Model:
                 raise BadInput(f"{path}: a block is loaded while no answer grows; wait for those")
             proposer = load_mtp_proposer(self.description, self.plan, self.runner, block)
             # It takes something of each token, which is kept from now on.
-            self._scheduler.store = make_store(self.runner, self.description.network)
+            self._scheduler.store = make_page_store(self.runner, self.description.network)
             return proposer
         general = self.runner.name == "general"
         return load_draft_proposer(self.description, path, self.plan.device, general, say)
@@ -306,8 +305,8 @@ class Model:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: str | PySequence[str] = (),
-        constraint: Constraint | None = None,
+        stop: str | Sequence[str] = (),
+        constraint: TokenConstraint | None = None,
     ) -> Generation:
         """Start an answer to a text, to messages ({"role": ..., "content": ...}) or to tokens.
 
@@ -334,10 +333,10 @@ class Model:
         pieces = _AnswerSink(self.tokenizer, stops)
         ends = frozenset(self.tokenizer.end_ids)
         how = how.without_tokens(self.tokenizer.suppressed)
-        sequence = Sequence(ids, how, most, ends, pieces, constraint)
+        sequence = ScheduledSequence(ids, how, most, ends, pieces, constraint)
         try:
             self._scheduler.submit([sequence])
-        except ClosedError:
+        except SchedulerClosedError:
             self.raise_failure("the model was closed")
         return Generation(sequence, pieces, self, self._scheduler)
 

@@ -21,7 +21,7 @@ from orinbench.model import open_model
 from orinllm.batching.cache import SlotStore
 from orinllm.choose.sampling import DrawnTokens, Sampling
 from orinllm.errors import BadInput, DeviceFault
-from orinllm.loader import make_store
+from orinllm.loader import make_page_store
 from orinllm.model import Generation, Model, ModelDescription
 from orinllm.text.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ def smol() -> Model:
 
 def fresh(model: Model) -> None:
     """Let the model forget what it knows."""
-    model._scheduler.store = make_store(model.runner, model.description.network)
+    model._scheduler.store = make_page_store(model.runner, model.description.network)
 
 
 def test_a_real_model_says_what_the_reference_says(smol: Model) -> None:

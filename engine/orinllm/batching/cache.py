@@ -7,7 +7,6 @@ a chat's next question does.
 """
 
 import hashlib
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,12 @@ from typing import Protocol
 
 import numpy as np
 
-from orinllm.batching.checkpoints import Checkpoints, StateSlots
+from orinllm.batching.checkpoints import StateCheckpoints, StateSlots
+from orinllm.batching.runner import common_prefix_length
 from orinllm.gpu.kernels.buffers import PAGE, page_count
 
 
-class SequencePlace(list[int]):
+class SequencePages(list[int]):
     """A sequence's pages in their order, and the slot where its recurrent states are."""
 
     slot = 0
@@ -35,7 +35,7 @@ class Lease:
     started is done. last: a token that ended the text, which is no part of it.
     """
 
-    pages: SequencePlace
+    pages: SequencePages
     cached: int
     ids: Sequence[int] = ()
     done: int = 0
@@ -45,18 +45,18 @@ class Lease:
     last: int | None = None
 
 
-class Store(Protocol):
+class PageStore(Protocol):
     """Memory for keys and values of several sequences."""
 
     total: int  # pages
 
     @property
-    def used_pages(self) -> int:
+    def n_used_pages(self) -> int:
         """Pages that running sequences have."""
         ...
 
     @property
-    def free_pages(self) -> int:
+    def n_free_pages(self) -> int:
         """Pages that a sequence can get, those that are kept for later prompts among them."""
         ...
 
@@ -83,7 +83,7 @@ class Store(Protocol):
         """Give the pages back."""
         ...
 
-    def piece_end(self, lease: Lease, start: int, end: int) -> int:
+    def prompt_piece_end(self, lease: Lease, start: int, end: int) -> int:
         """Return where a piece from `start` on stops that may go to `end`: at the next place where
         recurrent states are kept."""
         ...
@@ -97,8 +97,8 @@ class Store(Protocol):
         ...
 
 
-class PagedStore:
-    """`Store` of pages that sequences share.
+class SharedPageStore:
+    """`PageStore` of pages that sequences share.
 
     A page that is not full has one user, who writes behind its tokens. It is found by a prompt that
     begins with all of them: parts of it would tell a stranger token by token what another one said.
@@ -116,23 +116,23 @@ class PagedStore:
         self._ends: dict[int, Sequence[int]] = {}  # idle pages that are not full, and their tokens
 
     @property
-    def used_pages(self) -> int:
-        """See `Store`."""
-        return self.total - self.free_pages
+    def n_used_pages(self) -> int:
+        """See `PageStore`."""
+        return self.total - self.n_free_pages
 
     @property
-    def free_pages(self) -> int:
-        """See `Store`."""
+    def n_free_pages(self) -> int:
+        """See `PageStore`."""
         return len(self._free) + len(self._idle)
 
     def has_page_for_each(self, sequences: int) -> bool:
-        """See `Store`."""
-        return self.free_pages >= sequences
+        """See `PageStore`."""
+        return self.n_free_pages >= sequences
 
     def begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
-        """See `Store`."""
-        lease = Lease(SequencePlace(), 0)
-        for name in _page_names(ids, (len(ids) - 1) // PAGE) if reuse else ():
+        """See `PageStore`."""
+        lease = Lease(SequencePages(), 0)
+        for name in _page_hashes(ids, (len(ids) - 1) // PAGE) if reuse else ():
             if (page := self._page_of.get(name)) is None:
                 break
             self._add_page_user(page)
@@ -140,9 +140,9 @@ class PagedStore:
             lease.names.append(name)
         lease.cached = len(lease.pages) * PAGE
         if reuse:
-            self._add_partial_page(lease, ids)
+            self._reuse_partial_page(lease, ids)
         if self._states is not None:
-            self._take_state_slot(lease, ids, self._states)
+            self._take_slot_and_trim_pages(lease, ids, self._states)
         lease.ids, lease.done, lease.started = ids, lease.cached, lease.cached
         if self.grow_lease(lease, tokens):
             return lease
@@ -150,9 +150,9 @@ class PagedStore:
         return None
 
     def grow_lease(self, lease: Lease, tokens: int) -> bool:
-        """See `Store`."""
+        """See `PageStore`."""
         missing = page_count(tokens) - len(lease.pages)
-        if missing > self.free_pages:
+        if missing > self.n_free_pages:
             return False
         for _ in range(missing):
             page = self._free.pop() if self._free else self._forget_page(next(iter(self._idle)))
@@ -161,13 +161,13 @@ class PagedStore:
         return True
 
     def commit_tokens(self, lease: Lease, ids: Sequence[int], done: int) -> None:
-        """See `Store`."""
+        """See `PageStore`."""
         lease.ids, lease.done = ids, done
         known = len(lease.names)
         if done // PAGE == known:
             return
         last = lease.names[-1] if lease.names else b""
-        for name in _page_names(ids, done // PAGE, known, last):
+        for name in _page_hashes(ids, done // PAGE, known, last):
             page = lease.pages[len(lease.names)]
             lease.names.append(name)
             # Two that began together have a page each; the first one's is found.
@@ -175,13 +175,13 @@ class PagedStore:
                 self._page_of[name], self._name_of[page] = page, name
 
     def end_lease(self, lease: Lease) -> None:
-        """See `Store`; the sequence's last pages are the first to go."""
+        """See `PageStore`; the sequence's last pages are the first to go."""
         if self._states is not None:
             if lease.last is not None and lease.started == lease.done + 1:
                 # A step passes it; a chat's next question comes behind it.
                 self.commit_tokens(lease, [*lease.ids, lease.last], lease.started)
             known = lease.started <= lease.done and self.pop_restore_checkpoint(lease) is None
-            self._states.give_back(lease.pages.slot, _text_key(lease) if known else None)
+            self._states.give_back_slot(lease.pages.slot, _text_key(lease) if known else None)
         if tokens := lease.ids[len(lease.names) * PAGE : lease.done]:
             page, name = lease.pages[len(lease.names)], _partial_page_name(lease)
             if (older := self._page_of.get(name)) is not None:
@@ -201,36 +201,38 @@ class PagedStore:
         else:
             self._free.append(page)
 
-    def piece_end(self, lease: Lease, start: int, end: int) -> int:
-        """See `Store`."""
+    def prompt_piece_end(self, lease: Lease, start: int, end: int) -> int:
+        """See `PageStore`."""
         kept = None if self._states is None else self._states.checkpoints
-        return (
-            kept.piece_end(start, end, len(lease.ids)) if kept is not None and kept.total else end
-        )
+        if kept is None or not kept.total:
+            return end
+        return kept.prompt_piece_end(start, end, len(lease.ids))
 
     def claim_save_checkpoint(self, lease: Lease) -> int | None:
-        """See `Store`."""
+        """See `PageStore`."""
         kept = None if self._states is None else self._states.checkpoints
         if kept is None or not kept.total or not lease.done or lease.done % PAGE:
             return None
         return kept.claim_checkpoint(lease.names[-1], lease.done)
 
     def pop_restore_checkpoint(self, lease: Lease) -> int | None:
-        """See `Store`."""
+        """See `PageStore`."""
         checkpoint, lease.resumes = lease.resumes, None
         if checkpoint is not None and self._states is not None:
             self._states.checkpoints.unpin(checkpoint)
         return checkpoint
 
-    def _take_state_slot(self, lease: Lease, ids: Sequence[int], states: StateSlots) -> None:
+    def _take_slot_and_trim_pages(
+        self, lease: Lease, ids: Sequence[int], states: StateSlots
+    ) -> None:
         """Take a slot, and give back pages behind the place from which there are states."""
         lease.ids, lease.done = ids, lease.cached
-        if lease.cached and states.has_states_of(text := _text_key(lease)):
+        if lease.cached and states.has_states_of_text(text := _text_key(lease)):
             lease.pages.slot = states.take_slot(text)
             return
         while lease.names:
             done = len(lease.names) * PAGE
-            _, checkpoint = states.checkpoints.longest_checkpoint(lease.names[-1], done)
+            _, checkpoint = states.checkpoints.longest_length_and_checkpoint(lease.names[-1], done)
             if checkpoint is not None:
                 states.checkpoints.pin(checkpoint)
                 lease.resumes = checkpoint
@@ -240,14 +242,14 @@ class PagedStore:
         lease.cached = len(lease.names) * PAGE
         lease.pages.slot = states.take_slot(None)
 
-    def _add_partial_page(self, lease: Lease, ids: Sequence[int]) -> None:
+    def _reuse_partial_page(self, lease: Lease, ids: Sequence[int]) -> None:
         """Add the page behind the full ones of a text that ends there, and that `ids` continue."""
         page = self._page_of.get(_partial_page_name(lease))
         if page is None:
             return
         tokens, start = self._ends[page], lease.cached
         end = start + len(tokens)
-        if self._states is not None and not self._states.has_states_of(
+        if self._states is not None and not self._states.has_states_of_text(
             (_partial_page_name(lease), tuple(tokens))
         ):
             return
@@ -269,7 +271,7 @@ class PagedStore:
 
 
 class SlotStore:
-    """`Store` of a piece of memory for each slot, which keeps what its last sequence left.
+    """`PageStore` of a piece of memory for each slot, which keeps what its last sequence left.
 
     A prompt gets the free slot that knows most of its beginning; of equals, the one that was used
     longest ago. It goes on behind all that the slot holds, behind the prompt of that, or behind
@@ -285,100 +287,95 @@ class SlotStore:
         self.total = slots * self._each
         self._held: list[list[int]] = [[] for _ in range(slots)]
         self._asked = [0] * slots  # tokens of the prompts, without their last
-        self._checkpoints = Checkpoints(checkpoints) if checkpoints else None
+        self._checkpoints = StateCheckpoints(checkpoints) if checkpoints else None
         self._live = [True] * slots  # its states are those behind what it holds
         self._free = list(range(slots))  # the one that was used longest ago is first
 
     @property
-    def used_pages(self) -> int:
-        """See `Store`."""
-        return self.total - self.free_pages
+    def n_used_pages(self) -> int:
+        """See `PageStore`."""
+        return self.total - self.n_free_pages
 
     @property
-    def free_pages(self) -> int:
-        """See `Store`."""
+    def n_free_pages(self) -> int:
+        """See `PageStore`."""
         return len(self._free) * self._each
 
     def has_page_for_each(self, sequences: int) -> bool:
-        """See `Store`; a slot has room for a whole context."""
+        """See `PageStore`; a slot has room for a whole context."""
         return True
 
     def begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
-        """See `Store`."""
+        """See `PageStore`."""
         if not self._free or tokens > self._context:
             return None
         known = {
-            slot: self._reusable_tokens(slot, ids) if reuse else (0, None) for slot in self._free
+            slot: self._reusable_tokens_and_checkpoint(slot, ids) if reuse else (0, None)
+            for slot in self._free
         }
         slot = max(self._free, key=lambda slot: known[slot][0])
         cached, checkpoint = known[slot]
         self._free.remove(slot)
         del self._held[slot][cached:]
         if self._checkpoints is not None:
-            self._checkpoints.forget_behind(slot, cached)
+            self._checkpoints.forget_after(slot, cached)
             if checkpoint is not None:
                 self._checkpoints.pin(checkpoint)
         self._asked[slot] = len(ids) - 1
         first = slot * self._each
-        pages = SequencePlace(range(first, first + self._each))
+        pages = SequencePages(range(first, first + self._each))
         pages.slot = slot
         return Lease(pages, cached, ids, cached, resumes=checkpoint, started=cached)
 
-    def _reusable_tokens(self, slot: int, ids: Sequence[int]) -> tuple[int, int | None]:
+    def _reusable_tokens_and_checkpoint(
+        self, slot: int, ids: Sequence[int]
+    ) -> tuple[int, int | None]:
         """Return how many tokens of a prompt a slot spares, and from which checkpoint on."""
         held = self._held[slot]
-        pairs = zip(ids, held, strict=False)
-        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        known = min(same, len(ids) - 1)
+        known = min(common_prefix_length(ids, held), len(ids) - 1)
         if known == len(held) and (self._resumable or self._live[slot]):
             return known, None
         if not self._resumable:
-            return (
-                (0, None)
-                if self._checkpoints is None
-                else self._checkpoints.longest_checkpoint(slot, known)
-            )
+            kept = self._checkpoints
+            return (0, None) if kept is None else kept.longest_length_and_checkpoint(slot, known)
         asked = self._asked[slot]
         return max(known // PAGE * PAGE, asked if asked <= known else 0), None
 
     def grow_lease(self, lease: Lease, tokens: int) -> bool:
-        """See `Store`."""
+        """See `PageStore`."""
         return tokens <= self._context
 
     def commit_tokens(self, lease: Lease, ids: Sequence[int], done: int) -> None:
-        """See `Store`."""
-        held = self._held[self._slot_of(lease)]
+        """See `PageStore`."""
+        held = self._held[lease.pages.slot]
         held += ids[len(held) : done]
         lease.ids, lease.done = ids, done
 
     def end_lease(self, lease: Lease) -> None:
-        """See `Store`."""
-        slot = self._slot_of(lease)
+        """See `PageStore`."""
+        slot = lease.pages.slot
         self._live[slot] = lease.started <= lease.done and (
             self.pop_restore_checkpoint(lease) is None
         )
         self._free.append(slot)
 
-    def piece_end(self, lease: Lease, start: int, end: int) -> int:
-        """See `Store`."""
+    def prompt_piece_end(self, lease: Lease, start: int, end: int) -> int:
+        """See `PageStore`."""
         kept = self._checkpoints
-        return end if kept is None else kept.piece_end(start, end, len(lease.ids))
+        return end if kept is None else kept.prompt_piece_end(start, end, len(lease.ids))
 
     def claim_save_checkpoint(self, lease: Lease) -> int | None:
-        """See `Store`."""
+        """See `PageStore`."""
         if self._checkpoints is None or not lease.done or lease.done % PAGE:
             return None
-        return self._checkpoints.claim_checkpoint(self._slot_of(lease), lease.done)
+        return self._checkpoints.claim_checkpoint(lease.pages.slot, lease.done)
 
     def pop_restore_checkpoint(self, lease: Lease) -> int | None:
-        """See `Store`."""
+        """See `PageStore`."""
         checkpoint, lease.resumes = lease.resumes, None
         if checkpoint is not None and self._checkpoints is not None:
             self._checkpoints.unpin(checkpoint)
         return checkpoint
-
-    def _slot_of(self, lease: Lease) -> int:
-        return lease.pages[0] // self._each
 
 
 def _partial_page_name(lease: Lease) -> bytes:
@@ -391,7 +388,7 @@ def _text_key(lease: Lease) -> tuple[bytes, tuple[int, ...]]:
     return _partial_page_name(lease), tuple(lease.ids[len(lease.names) * PAGE : lease.done])
 
 
-def _page_names(
+def _page_hashes(
     ids: Sequence[int], pages: int, first: int = 0, last: bytes = b""
 ) -> Iterator[bytes]:
     """Yield names of the pages from `first` on, whose predecessor's name is `last`."""

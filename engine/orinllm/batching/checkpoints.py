@@ -13,7 +13,7 @@ from orinllm.gpu.kernels.buffers import PAGE
 _SPACING = 8
 
 
-class Checkpoints:
+class StateCheckpoints:
     """At most `total` of them; where there is no room, the one that was used longest ago goes.
 
     Owners are slots, or names of texts (cache.py).
@@ -25,7 +25,7 @@ class Checkpoints:
         self._of: OrderedDict[int, tuple[Hashable, int]] = OrderedDict()  # owner, and tokens
         self._pinned: list[int] = []
 
-    def longest_checkpoint(self, owner: Hashable, most: int) -> tuple[int, int | None]:
+    def longest_length_and_checkpoint(self, owner: Hashable, most: int) -> tuple[int, int | None]:
         """Return the most tokens up to `most` that an owner's checkpoint has, and which it is."""
         of_owner = ((n, i) for i, (of, n) in self._of.items() if of == owner and n <= most)
         return max(of_owner, default=(0, None))
@@ -39,7 +39,7 @@ class Checkpoints:
         """Let a checkpoint go again."""
         self._pinned.remove(checkpoint)
 
-    def forget_behind(self, owner: Hashable, tokens: int) -> None:
+    def forget_after(self, owner: Hashable, tokens: int) -> None:
         """Forget an owner's checkpoints behind so many tokens: others come there."""
         for checkpoint in [i for i, (of, n) in self._of.items() if of == owner and n > tokens]:
             del self._of[checkpoint]
@@ -59,7 +59,7 @@ class Checkpoints:
         self._of[checkpoint] = owner, tokens
         return checkpoint
 
-    def piece_end(self, start: int, end: int, prompt: int) -> int:
+    def prompt_piece_end(self, start: int, end: int, prompt: int) -> int:
         """Return where between them a piece of a prompt of so many tokens stops to be kept.
 
         That is at its last page's border, where a chat's next prompt parts from this one, and at
@@ -75,11 +75,11 @@ class StateSlots:
     """The places of running sequences' recurrent states, and what those that ended left there."""
 
     def __init__(self, slots: int, checkpoints: int) -> None:
-        self.checkpoints = Checkpoints(checkpoints)
+        self.checkpoints = StateCheckpoints(checkpoints)
         self._free = list(range(slots))  # the one that was used longest ago is first
         self._left: dict[Hashable, int] = {}  # free slots with the states behind a text
 
-    def has_states_of(self, text: Hashable) -> bool:
+    def has_states_of_text(self, text: Hashable) -> bool:
         """Say whether a free slot has the states behind a text."""
         return text in self._left
 
@@ -95,7 +95,7 @@ class StateSlots:
         self._free.remove(slot)
         return slot
 
-    def give_back(self, slot: int, text: Hashable | None) -> None:
+    def give_back_slot(self, slot: int, text: Hashable | None) -> None:
         """Give a slot back; `text` is what its states are behind, None: nobody knows."""
         self._free.append(slot)
         if text is not None:

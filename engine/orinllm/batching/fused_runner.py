@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from orinllm.batching.cache import SequencePlace
+from orinllm.batching.cache import SequencePages
 from orinllm.batching.runner import StepRow, common_prefix_length
 from orinllm.choose.sampling import DrawnTokens, Floats, Sampling, draw_on_host
 from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, batch_sizes
@@ -39,9 +39,7 @@ class FusedRunner:
         self._draws: dict[int, list[_SlotSampling]] = {}  # by size: what each slot draws like
         self._steps = deque[_StepInFlight]()  # under way
         self._last: _StepInFlight | None = None  # that was collected
-        self._alone: tuple[_Placement, Sampling] | None = (
-            None  # what `tokens_after_guesses` goes on with
-        )
+        self._alone: tuple[_Placement, Sampling] | None = None  # what guesses go on with
 
     def make_mtp_block(self, network: Network, gguf: GGUF, config: Config) -> FusedMtpBlock:
         """Return a block that proposes tokens, of a file, before anything is computed.
@@ -106,11 +104,11 @@ class FusedRunner:
 
     @property
     def most_verified_tokens(self) -> int:
-        """Tokens that `tokens_after_guesses` takes at most."""
+        """See `Runner`."""
         return self.executor.most_verified_tokens
 
     def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
-        """Compute a row's token and guesses behind it; return the token that follows each."""
+        """See `Runner`."""
         assert row.token is not None
         how, at = row.draw.sampling, _placement_of(row.pages)
         if self._alone != (at, how):
@@ -123,7 +121,7 @@ class FusedRunner:
         self.executor.set_states_after_first(1 + common_prefix_length(guesses, drawn))
         return drawn
 
-    def begin_answer(self, row: StepRow, start: int) -> None:
+    def submit_first_token(self, row: StepRow, start: int) -> None:
         """See `Runner`; where every step has the same shape, the last token is one of its own."""
         tokens = row.draw.before
         if not self._begins or self.chunk == 1:
@@ -212,7 +210,7 @@ class _Placement(NamedTuple):
 
 
 def _placement_of(pages: Sequence[int]) -> _Placement:
-    return _Placement(tuple(pages), pages.slot if isinstance(pages, SequencePlace) else 0)
+    return _Placement(tuple(pages), pages.slot if isinstance(pages, SequencePages) else 0)
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ _GRAMS = (4, 3, 2)
 class Proposer(Protocol):
     """A guesser of the next tokens of a text."""
 
-    def begin_answer(self, how: Sampling) -> None:
+    def on_answer_begin(self, how: Sampling) -> None:
         """Begin an answer that is drawn like this."""
         ...
 
-    def propose(self, text: Sequence[int], most: int, pages: Sequence[int]) -> list[int]:
+    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int]) -> list[int]:
         """Return up to `most` tokens that may follow a text, which grows from call to call.
 
         `pages`: where the model has the keys and values of all but its last token.
@@ -48,11 +48,11 @@ class LookupProposer:
         self._text: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # tokens -> where what follows them begins
 
-    def begin_answer(self, how: Sampling) -> None:
+    def on_answer_begin(self, how: Sampling) -> None:
         """Forget the last text."""
         self._text, self._after = [], {}
 
-    def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
+    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
         """Return what followed the text's last four, three or two tokens the last time."""
         for end in range(len(self._text), len(text)):
             # The tokens before this one have it behind them, from now on.
@@ -75,11 +75,11 @@ class DraftProposer:
         self._how = Sampling(temperature=0)
         self._held: list[int] = []  # tokens whose keys and values it has
 
-    def begin_answer(self, how: Sampling) -> None:
+    def on_answer_begin(self, how: Sampling) -> None:
         """Draw as the answer is drawn: by the same numbers, the same token is often drawn."""
         self._how = how
 
-    def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
+    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
         """Return the smaller model's next tokens, as far as its context goes."""
         room = min(most, self._runner.context - len(text))
         if room <= 0 or min(text) < 0:  # below 0: rows of pictures, which it does not see
@@ -93,7 +93,7 @@ class DraftProposer:
         """Compute a text from `start` on; a prompt as the model's own is, for the same numbers."""
         if len(text) - start >= self._runner.most_verified_tokens:
             row = StepRow(text[-1], len(text) - 1, self._pages, DrawRequest(self._how, text))
-            self._runner.begin_answer(row, start)
+            self._runner.submit_first_token(row, start)
             self._runner.collect_tokens()
         else:
             self._runner.fill_pages(self._pages, text, start, len(text))
@@ -125,11 +125,11 @@ class MtpProposer:
         # By place: texts whose keys and values it has, and their pages.
         self._held: dict[int, tuple[list[int], list[int]]] = {}
 
-    def begin_answer(self, how: Sampling) -> None:
+    def on_answer_begin(self, how: Sampling) -> None:
         """Draw as the answer is drawn: by the same numbers, the same token is often drawn."""
         self._how = how
 
-    def propose(self, text: Sequence[int], most: int, pages: Sequence[int]) -> list[int]:
+    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int]) -> list[int]:
         """Return the block's next tokens; it reads what it has not read yet of the text.
 
         Where that is long it reads a part, and proposes nothing.

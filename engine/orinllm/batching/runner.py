@@ -36,8 +36,8 @@ class Runner(Protocol):
 
     Work is done in the order in which it was asked for, so pages may be given away while a step
     that writes to them is under way. A sequence's keys and values lie in its `pages`, of PAGE
-    tokens each: which of them it has says a `Store` (cache.py), and a path whose memory is a piece
-    for each slot has a store that leases whole pieces.
+    tokens each: which of them it has says a `PageStore` (cache.py), and a path whose memory is a
+    piece for each slot has a store that leases whole pieces.
     """
 
     name: str  # of the path: fused, cpu or general
@@ -80,7 +80,7 @@ class Runner(Protocol):
         """Do as `fill_pages`, and return the tokens' states before the logits: (tokens, width)."""
         ...
 
-    def begin_answer(self, row: StepRow, start: int) -> None:
+    def submit_first_token(self, row: StepRow, start: int) -> None:
         """Start the end of a prompt and the token behind it: a step of one row.
 
         The tokens are `row.draw.before` from `start` on, `row.token` the last of them. No other

@@ -16,15 +16,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orinllm.batching.cache import Store
+from orinllm.batching.cache import PageStore
 from orinllm.batching.runner import Runner, StepRow
 from orinllm.batching.sequence import (
     FairQueue,
     PhaseStopwatch,
+    ScheduledSequence,
     SchedulerObserver,
-    Sequence,
-    log_sink_failure,
-    report_failure,
+    log_and_describe_failure,
+    tell_sink_of_failure,
 )
 from orinllm.choose.sampling import Logprobs
 from orinllm.network.vision.pictures import end_between_pictures
@@ -49,7 +49,7 @@ class QueueFullError(Exception):
         self.waiting, self.seconds = waiting, seconds
 
 
-class ClosedError(Exception):
+class SchedulerClosedError(Exception):
     """The scheduler takes no more."""
 
 
@@ -57,7 +57,7 @@ class ClosedError(Exception):
 class _StepInFlight:
     """A step in flight: who takes part. `begins`: it is the end of a prompt, of one sequence."""
 
-    sequences: list[Sequence]
+    sequences: list[ScheduledSequence]
     begins: bool = False
 
 
@@ -96,7 +96,7 @@ class Scheduler:
     def __init__(
         self,
         runner: Runner,
-        store: Store,
+        store: PageStore,
         watch: SchedulerObserver,
         queue: int,
         reserve: bool = False,
@@ -110,12 +110,12 @@ class Scheduler:
         self._watch, self._most_waiting, self._reserve = watch, queue, reserve
         self._stopwatch = PhaseStopwatch(watch)
         self._wake = threading.Condition()
-        self._waiting, self._again = FairQueue(), deque[Sequence]()
-        self._cancelled: list[Sequence] = []
+        self._waiting, self._again = FairQueue(), deque[ScheduledSequence]()
+        self._cancelled: list[ScheduledSequence] = []
         self._cutting = self._closed = False
-        self._running: list[Sequence] = []  # the one that began last is last
+        self._running: list[ScheduledSequence] = []  # the one that began last is last
         self._flight = deque[_StepInFlight]()  # the steps under way
-        self._news: list[tuple[Sequence, int, Logprobs | None, str | None]] = []
+        self._news: list[tuple[ScheduledSequence, int, Logprobs | None, str | None]] = []
         self._mean_seconds = 1.0  # of a request
         self._ended = False
 
@@ -130,18 +130,18 @@ class Scheduler:
         return len(self._waiting) + len(self._again)
 
     @property
-    def most_accepted(self) -> int:
+    def most_queued_and_running(self) -> int:
         """Sequences that an idle scheduler takes."""
         return self._most_waiting + self.runner.slots
 
-    def submit(self, sequences: list[Sequence], goes_on: bool = False) -> None:
-        """Queue sequences, all or none; raises QueueFullError or ClosedError.
+    def submit(self, sequences: list[ScheduledSequence], goes_on: bool = False) -> None:
+        """Queue sequences, all or none; raises QueueFullError or SchedulerClosedError.
 
         goes_on: of a request that was let in already; it is not turned away any more.
         """
         with self._wake:
             if self._closed:
-                raise ClosedError
+                raise SchedulerClosedError
             free = self.runner.slots - len(self._running)
             room = self._most_waiting + max(0, free)
             if self.n_waiting + len(sequences) > room and not goes_on:
@@ -151,13 +151,13 @@ class Scheduler:
                 self._waiting.push(sequence)
             self._wake.notify()
 
-    def cancel(self, sequences: list[Sequence]) -> None:
+    def cancel(self, sequences: list[ScheduledSequence]) -> None:
         """End sequences before the next step; their sinks hear nothing more."""
         with self._wake:
             self._cancelled += [sequence for sequence in sequences if not sequence.over]
             self._wake.notify()
 
-    def refuse_new(self) -> None:
+    def stop_accepting(self) -> None:
         """Take no more requests; those that were taken go on."""
         with self._wake:
             self._closed = True
@@ -202,7 +202,7 @@ class Scheduler:
             everyone += [s for s, _, _, reason in self._news if reason and not s.over]
             why = f"the engine failed: {type(error).__name__}: {error}"
             for sequence in everyone:
-                report_failure(sequence, why)
+                tell_sink_of_failure(sequence, why)
             self.on_tokens_handed()
             self.on_failure(" ".join(why.split()))
 
@@ -222,9 +222,9 @@ class Scheduler:
             self._launch_step()
         self._hand_out_tokens()
 
-    def _retire_cancelled(self, cancelled: list[Sequence]) -> None:
+    def _retire_cancelled(self, cancelled: list[ScheduledSequence]) -> None:
         for sequence in cancelled:
-            self._mark_over(sequence, "cancelled")
+            self._end_sequence(sequence, "cancelled")
         if cancelled:
             self._waiting.remove_where(lambda s: s.over)
 
@@ -232,16 +232,16 @@ class Scheduler:
         waiting = self._waiting.remove_where(lambda _: True)
         again, self._again = list(self._again), deque()
         for sequence in [*self._running, *again, *waiting]:
-            self._finish_sequence(sequence, "cut")
+            self._end_and_tell_sink(sequence, "cut")
 
-    def _mark_over(self, sequence: Sequence, reason: str) -> None:
+    def _end_sequence(self, sequence: ScheduledSequence, reason: str) -> None:
         """Note that a sequence is over."""
         if not sequence.over:
             sequence.over = True
-            self._release_memory(sequence)
+            self._release_slot_and_pages(sequence)
             self._watch.on_sequence_end(sequence, reason, time.monotonic() - sequence.asked)
 
-    def _release_memory(self, sequence: Sequence) -> None:
+    def _release_slot_and_pages(self, sequence: ScheduledSequence) -> None:
         """Take memory and slot from a sequence that needs no more steps."""
         if sequence.lease is not None:
             self.store.end_lease(sequence.lease)
@@ -251,12 +251,14 @@ class Scheduler:
         elif sequence in self._again:
             self._again.remove(sequence)
 
-    def _finish_sequence(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
-        self._mark_over(sequence, reason)
+    def _end_and_tell_sink(
+        self, sequence: ScheduledSequence, reason: str, error: str | None = None
+    ) -> None:
+        self._end_sequence(sequence, reason)
         try:
             sequence.sink.on_end(reason, error)
         except Exception as bug:  # one answer that cannot be read is no reason to end the others
-            report_failure(sequence, log_sink_failure(bug))
+            tell_sink_of_failure(sequence, log_and_describe_failure(bug))
 
     def _admit_waiting(self) -> None:
         """Give slots and memory to who waits, who was preempted first."""
@@ -312,7 +314,9 @@ class Scheduler:
                 self._watch.on_speculation(drawn.guessed, right)
         return True
 
-    def _note_token(self, sequence: Sequence, token: int, logprobs: Logprobs | None) -> None:
+    def _note_token(
+        self, sequence: ScheduledSequence, token: int, logprobs: Logprobs | None
+    ) -> None:
         """Note a sequence's new token; it is handed out once the next step is under way."""
         if sequence.over or sequence.lease is None:
             return
@@ -322,22 +326,22 @@ class Scheduler:
             held = sequence.constraint
             gave_up = held is not None and not held.allowed_mask().any()
             no_numbers = NO_NUMBERS if sequence.has_finite_pictures else NO_ROWS
-            self._finish_sequence(sequence, "error", NO_TOKEN if gave_up else no_numbers)
+            self._end_and_tell_sink(sequence, "error", NO_TOKEN if gave_up else no_numbers)
             return
         done = sequence.constraint is not None and sequence.constraint.take_token(token)
         if token in sequence.end_ids:
             sequence.lease.last = token
-            self._release_memory(sequence)
+            self._release_slot_and_pages(sequence)
             self._news.append((sequence, -1, None, "stop"))
             return
         now = time.monotonic()
-        first = sequence.n_answer == 0
+        first = sequence.n_answer_tokens == 0
         self._watch.on_token(sequence, now - (sequence.asked if first else sequence.last), first)
         sequence.last = now
         sequence.ids.append(token)
-        reason = "stop" if done else "length" if sequence.n_answer >= sequence.most else None
+        reason = "stop" if done else "length" if sequence.n_answer_tokens >= sequence.most else None
         if reason:
-            self._release_memory(sequence)
+            self._release_slot_and_pages(sequence)
         self._news.append((sequence, token, logprobs, reason))
 
     def _restore_states(self) -> None:
@@ -359,40 +363,42 @@ class Scheduler:
         """
         answering = any(sequence.is_ready_to_decode for sequence in self._running)
         left = self.runner.prompt_tokens_per_step if answering else self.runner.chunk
-        pieces: list[tuple[Sequence, int]] = []
+        pieces: list[tuple[ScheduledSequence, int]] = []
         for sequence in self._running:
-            missing = self._fill_end(sequence) - sequence.filled
+            missing = self._fill_end_position(sequence) - sequence.filled
             fits = not pieces or missing <= left
             if sequence.is_ready_to_decode or not fits or len(pieces) == _PROMPTS:
                 continue
-            pieces.append((sequence, self._piece_length(sequence, min(left, missing))))
+            pieces.append((sequence, self._prompt_piece_length(sequence, min(left, missing))))
             left -= pieces[-1][1]
         ends = [
-            s for s, n in pieces if s.hidden_states is None and s.filled + n == self._fill_end(s)
+            s
+            for s, n in pieces
+            if s.hidden_states is None and s.filled + n == self._fill_end_position(s)
         ]
         for sequence, n in pieces:
             if not answering and ends == [sequence]:
-                self.runner.begin_answer(self._row_of(sequence), sequence.filled)
+                self.runner.submit_first_token(self._make_row(sequence), sequence.filled)
                 self._flight.append(_StepInFlight(ends, begins=True))
             else:
                 self._fill_until(sequence, sequence.filled + n)
         return bool(pieces)
 
-    def _piece_length(self, sequence: Sequence, most: int) -> int:
+    def _prompt_piece_length(self, sequence: ScheduledSequence, most: int) -> int:
         """Return how many tokens of a prompt are computed next: up to where states are kept."""
         assert sequence.lease is not None
         start = sequence.filled
-        end = self.store.piece_end(sequence.lease, start, start + most)
+        end = self.store.prompt_piece_end(sequence.lease, start, start + most)
         if sequence.pictures:
             end = end_between_pictures(sequence.ids, start, end)
         return end - start
 
     @staticmethod
-    def _fill_end(sequence: Sequence) -> int:
+    def _fill_end_position(sequence: ScheduledSequence) -> int:
         """Return where a prompt ends; its last token is computed with its answer."""
         return len(sequence.ids) - (sequence.hidden_states is None)
 
-    def _fill_until(self, sequence: Sequence, end: int) -> None:
+    def _fill_until(self, sequence: ScheduledSequence, end: int) -> None:
         """Compute a prompt's tokens before `end`."""
         start, lease = sequence.filled, sequence.lease
         assert lease is not None
@@ -408,7 +414,7 @@ class Scheduler:
         if (checkpoint := self.store.claim_save_checkpoint(lease)) is not None:
             self.runner.save_states(lease.pages, checkpoint)
         if sequence.hidden_states is not None and end == len(sequence.ids):
-            self._release_memory(sequence)
+            self._release_slot_and_pages(sequence)
             self._news.append((sequence, -1, None, "stop"))
 
     def _launch_step(self) -> None:
@@ -418,7 +424,9 @@ class Scheduler:
             self._make_room_for(sequence)
         going = [sequence for sequence in going if sequence.lease is not None]
         if going:
-            rows = [self._row_of(sequence, self._speculation_room(sequence)) for sequence in going]
+            rows = [
+                self._make_row(sequence, self._speculation_room(sequence)) for sequence in going
+            ]
             self.runner.submit_step(rows)
             self._flight.append(_StepInFlight(going))
 
@@ -433,20 +441,20 @@ class Scheduler:
         first = self._flight[0]
         if first.begins or first.sequences != going or not all(map(self._can_launch_ahead, going)):
             return False
-        self.runner.submit_step([self._row_of(sequence, known=False) for sequence in going])
+        self.runner.submit_step([self._make_row(sequence, known=False) for sequence in going])
         self._flight.append(_StepInFlight(going))
         return True
 
-    def _can_launch_ahead(self, sequence: Sequence) -> bool:
+    def _can_launch_ahead(self, sequence: ScheduledSequence) -> bool:
         """Say whether a sequence wants two tokens, the host draws neither, and both have room."""
         assert sequence.lease is not None
         return (
-            sequence.n_answer + 1 < sequence.most
+            sequence.n_answer_tokens + 1 < sequence.most
             and sequence.draw.is_token_only
             and self.store.grow_lease(sequence.lease, len(sequence.ids) + 1)
         )
 
-    def _make_room_for(self, sequence: Sequence) -> None:
+    def _make_room_for(self, sequence: ScheduledSequence) -> None:
         """Get a sequence the page for its next token, from the one that began last if need be."""
         while sequence.lease is not None and not self.store.grow_lease(
             sequence.lease, len(sequence.ids)
@@ -458,17 +466,17 @@ class Scheduler:
             self._again.appendleft(newest)
             self._watch.on_preemption()
 
-    def _speculation_room(self, sequence: Sequence) -> int:
+    def _speculation_room(self, sequence: ScheduledSequence) -> int:
         """Return how many tokens behind the next one a sequence alone may get, which have pages."""
         if len(self._running) > 1 or not self.runner.most_extra_tokens:
             return 0
         assert sequence.lease is not None
-        room = min(self.runner.most_extra_tokens, sequence.most - sequence.n_answer - 1)
+        room = min(self.runner.most_extra_tokens, sequence.most - sequence.n_answer_tokens - 1)
         fits = room > 0 and self.store.grow_lease(sequence.lease, len(sequence.ids) + room)
         return room if fits else 0
 
     @staticmethod
-    def _row_of(sequence: Sequence, room: int = 0, known: bool = True) -> StepRow:
+    def _make_row(sequence: ScheduledSequence, room: int = 0, known: bool = True) -> StepRow:
         """Return a sequence's part of a step that starts, behind its last token or one that is not
         `known`."""
         assert sequence.lease is not None
@@ -487,8 +495,8 @@ class Scheduler:
                 if token >= 0 and sequence.sink.take_token(token, logprobs):
                     reason = "stop"
             except Exception as bug:
-                self._finish_sequence(sequence, "error", log_sink_failure(bug))
+                self._end_and_tell_sink(sequence, "error", log_and_describe_failure(bug))
                 continue
             if reason:
-                self._finish_sequence(sequence, reason)
+                self._end_and_tell_sink(sequence, reason)
         self.on_tokens_handed()

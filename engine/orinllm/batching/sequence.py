@@ -29,7 +29,7 @@ class TokenSink(Protocol):
         ...
 
 
-class Constraint(Protocol):
+class TokenConstraint(Protocol):
     """Limits of an answer's text."""
 
     def allowed_mask(self) -> Words:
@@ -42,7 +42,7 @@ class Constraint(Protocol):
 
 
 @dataclass(eq=False)
-class Sequence:
+class ScheduledSequence:
     """A request for one answer.
 
     ids: prompt, then prompt and answer so far; numbers below 0 are rows of pictures, which it keeps
@@ -57,11 +57,11 @@ class Sequence:
     most: int
     end_ids: frozenset[int]
     sink: TokenSink
-    constraint: Constraint | None = None
+    constraint: TokenConstraint | None = None
     top: int | None = None
     reuse: bool = True
     client: str = ""
-    after: "Sequence | None" = None
+    after: "ScheduledSequence | None" = None
     hidden_states: Callable[[int, Floats], None] | None = None
     n_prompt: int = field(init=False)
     draw: DrawRequest = field(init=False)
@@ -85,7 +85,7 @@ class Sequence:
         self.draw = DrawRequest(self.sampling, self.ids, mask, self.top)
 
     @property
-    def n_answer(self) -> int:
+    def n_answer_tokens(self) -> int:
         """Tokens of the answer so far."""
         return len(self.ids) - self.n_prompt
 
@@ -100,7 +100,7 @@ class Sequence:
         return self.hidden_states is None and self.filled >= len(self.ids) - 1
 
 
-def report_failure(sequence: Sequence, why: str) -> None:
+def tell_sink_of_failure(sequence: ScheduledSequence, why: str) -> None:
     """Tell a sink that its answer failed; where it cannot hear that, all others still do."""
     try:
         sequence.sink.on_end("error", why)
@@ -108,7 +108,7 @@ def report_failure(sequence: Sequence, why: str) -> None:
         traceback.print_exception(bug)
 
 
-def log_sink_failure(bug: Exception) -> str:
+def log_and_describe_failure(bug: Exception) -> str:
     """Write a sink's failure down; return one line for its client."""
     traceback.print_exception(bug)
     return " ".join(f"the answer could not be read: {type(bug).__name__}: {bug}".split())
@@ -118,16 +118,16 @@ class FairQueue:
     """The requests that wait: each client's in order, clients in turns."""
 
     def __init__(self) -> None:
-        self._of: OrderedDict[str, deque[Sequence]] = OrderedDict()
+        self._of: OrderedDict[str, deque[ScheduledSequence]] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
-    def push(self, sequence: Sequence) -> None:
+    def push(self, sequence: ScheduledSequence) -> None:
         """Append to a client's requests."""
         self._of.setdefault(sequence.client, deque()).append(sequence)
 
-    def peek(self) -> Sequence | None:
+    def peek(self) -> ScheduledSequence | None:
         """Return who is next."""
         return next(iter(self._of.values()))[0] if self._of else None
 
@@ -138,7 +138,7 @@ class FairQueue:
         if waiting:
             self._of[client] = waiting
 
-    def remove_where(self, over: Callable[[Sequence], bool]) -> list[Sequence]:
+    def remove_where(self, over: Callable[[ScheduledSequence], bool]) -> list[ScheduledSequence]:
         """Remove and return all of a kind."""
         gone = [s for waiting in self._of.values() for s in waiting if over(s)]
         for client, waiting in list(self._of.items()):
@@ -153,13 +153,13 @@ class FairQueue:
 class SchedulerObserver:
     """Hears of the scheduler's events; this one does nothing."""
 
-    def on_sequence_begin(self, sequence: Sequence, waited: float) -> None:
+    def on_sequence_begin(self, sequence: ScheduledSequence, waited: float) -> None:
         """A sequence left the queue after so many seconds."""
 
-    def on_token(self, sequence: Sequence, gap: float, first: bool) -> None:
+    def on_token(self, sequence: ScheduledSequence, gap: float, first: bool) -> None:
         """A token came, `gap` seconds after the last one, or after the request."""
 
-    def on_sequence_end(self, sequence: Sequence, reason: str, seconds: float) -> None:
+    def on_sequence_end(self, sequence: ScheduledSequence, reason: str, seconds: float) -> None:
         """A sequence ended, so many seconds after it was asked for."""
 
     def on_preemption(self) -> None:

@@ -45,10 +45,10 @@ class SpeculatingRunner:
         """See `Runner`."""
         return self._runner.most_verified_tokens
 
-    def begin_answer(self, row: StepRow, start: int) -> None:
+    def submit_first_token(self, row: StepRow, start: int) -> None:
         """See `Runner`."""
         self._guesses = []
-        self._runner.begin_answer(row, start)
+        self._runner.submit_first_token(row, start)
 
     def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""
@@ -101,7 +101,7 @@ class SpeculatingRunner:
         ):
             return []
         if draw.before is not self._text or proposer is not self._asked:
-            proposer.begin_answer(draw.sampling)
+            proposer.on_answer_begin(draw.sampling)
             self._text, self._asked = draw.before, proposer
-        guesses = proposer.propose(draw.before, row.room, row.pages)
+        guesses = proposer.guess_tokens(draw.before, row.room, row.pages)
         return list(itertools.takewhile(lambda token: token >= 0, guesses))  # no rows of pictures

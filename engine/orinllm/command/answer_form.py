@@ -13,7 +13,7 @@ from orinllm.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orinllm.batching.sequence import Constraint
+    from orinllm.batching.sequence import TokenConstraint
     from orinllm.model import Model
     from orinllm.text.template import ChatTemplate
 
@@ -26,7 +26,9 @@ class GrammarOption:
     value: Any
     option: str
 
-    def make_constraint(self, model: Model, told: Mapping[str, Any] | None = None) -> Constraint:
+    def make_constraint(
+        self, model: Model, told: Mapping[str, Any] | None = None
+    ) -> TokenConstraint:
         """Return what holds one answer to it; raises BadInput for what is no grammar.
 
         told: what the template of a conversation is told; None: the answer continues text. What a

@@ -392,7 +392,7 @@ class CpuRunner:
             tokens[start:end], start, self._slot_of_pages(pages), turns
         )
 
-    def begin_answer(self, row: StepRow, start: int) -> None:
+    def submit_first_token(self, row: StepRow, start: int) -> None:
         """See `Runner`."""
         self._rows, self._start = [row], start
 

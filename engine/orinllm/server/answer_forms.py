@@ -6,7 +6,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from orinllm.batching.sequence import Constraint
+from orinllm.batching.sequence import TokenConstraint
 from orinllm.errors import BadInput
 from orinllm.server.engine import Engine
 from orinllm.server.errors import invalid_error
@@ -38,9 +38,9 @@ class AnswerForm:
 
 def make_constraint(
     engine: Engine, form: AnswerForm, min_tokens: int, ends: frozenset[int]
-) -> Constraint | None:
+) -> TokenConstraint | None:
     """Return what holds one answer to a form, and keeps it from an end before `min_tokens`."""
-    found: Constraint | None = None
+    found: TokenConstraint | None = None
     if form.matcher is not None:
         found = engine.grammars.make_constraint(form.matcher, form.after, form.perhaps)
     return MinTokensConstraint(min_tokens, ends, engine.vocab_size, found) if min_tokens else found

@@ -20,8 +20,8 @@ from orinllm.loader import (
     MOST_SLOTS,
     Network,
     SharingOptions,
+    make_page_store,
     make_runner,
-    make_store,
     most_fused_slots,
     most_slots,
     plan_network,
@@ -103,7 +103,7 @@ def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say
     if options.mmproj is not None:
         say("pictures: room for the largest")
         enable_pictures(template, options.mmproj, network, plan.device, at_once=True)
-    store = make_store(plain, network)
+    store = make_page_store(plain, network)
     say("vocabulary: prepared for grammars")
     description.tokenizer.longest_token_bytes  # noqa: B018  (looked up once, and not by the first request)
     size = network.config.vocab_size

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orinllm.batching.scheduler import ClosedError, QueueFullError
-from orinllm.batching.sequence import Sequence as Job
+from orinllm.batching.scheduler import QueueFullError, SchedulerClosedError
+from orinllm.batching.sequence import ScheduledSequence
 from orinllm.errors import BadInput
 from orinllm.server.answer_forms import AnswerForm, chat_form, make_constraint, requested_form
 from orinllm.server.choices import (
@@ -34,7 +34,7 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_tok
 class RequestJob:
     """Sequences of one request, and the events that they bring."""
 
-    sequences: list[Job]
+    sequences: list[ScheduledSequence]
     events: "asyncio.Queue[ChoiceEvent]" = field(default_factory=asyncio.Queue)
 
     @property
@@ -188,7 +188,7 @@ def _refuse_long_messages(engine: Engine, messages: Sequence[Mapping[str, Any]])
 
 def _refuse_beyond_queue(engine: Engine, n_prompts: int, n: int) -> None:
     """Refuse a request that would never fit into the queue: to try again would not help."""
-    most = engine.scheduler.most_accepted
+    most = engine.scheduler.most_queued_and_running
     if n_prompts * n > most:
         param = "n" if n > 1 else "prompt"
         raise invalid_error(
@@ -213,7 +213,7 @@ def submit_job(engine: Engine, run: RequestJob, goes_on: bool = False) -> None:
             code="queue_full",
             headers={"Retry-After": str(error.seconds)},
         ) from None
-    except ClosedError:
+    except SchedulerClosedError:
         raise stopping_error() from None
 
 
@@ -255,10 +255,10 @@ def _make_job(
     held = form.matcher is not None or common.min_tokens > 0
     sampling = common.sampling.without_tokens(engine.tokenizer.suppressed)
     for ids in prompts:
-        first: Job | None = None
+        first: ScheduledSequence | None = None
         for n in range(common.n):
             room = engine.context - len(ids)
-            job = Job(
+            sequence = ScheduledSequence(
                 list(ids),
                 replace(sampling, seed=(sampling.seed + n) % (1 << 64)) if n else sampling,
                 room if common.max_tokens is None else min(common.max_tokens, room),
@@ -270,8 +270,8 @@ def _make_job(
                 common.client or client,
                 first,
             )
-            first = first or job
-            run.sequences.append(job)
+            first = first or sequence
+            run.sequences.append(sequence)
     return run
 
 

@@ -8,8 +8,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from orinboard.sampling import Reader
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import SchedulerObserver
-from orinllm.batching.sequence import Sequence as Job
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.server.fields import HINTS
 from orinllm.server.phase_energy import PhaseEnergy, start_phase_energy
 
@@ -82,7 +81,7 @@ class Metrics(SchedulerObserver):
         """Ask a scheduler from now on."""
         self._running.set_function(lambda: scheduler.n_running)
         self._waiting.set_function(lambda: scheduler.n_waiting)
-        self._usage.set_function(lambda: scheduler.store.used_pages / scheduler.store.total)
+        self._usage.set_function(lambda: scheduler.store.n_used_pages / scheduler.store.total)
         self._busy = lambda: scheduler.n_running + scheduler.n_waiting > 0
         if self._energy is not None:
             self._energy.set_busy_check(self._busy)
@@ -103,7 +102,7 @@ class Metrics(SchedulerObserver):
         """Return all in Prometheus' format."""
         return generate_latest(self._registry)
 
-    def on_sequence_begin(self, sequence: Job, waited: float) -> None:
+    def on_sequence_begin(self, sequence: ScheduledSequence, waited: float) -> None:
         """See `SchedulerObserver`."""
         self._queued.observe(waited)
         self._prompt.inc(sequence.n_prompt)
@@ -111,12 +110,12 @@ class Metrics(SchedulerObserver):
         self._hits.inc(sequence.n_cached)
         self._cached.inc(sequence.n_cached)
 
-    def on_token(self, sequence: Job, gap: float, first: bool) -> None:
+    def on_token(self, sequence: ScheduledSequence, gap: float, first: bool) -> None:
         """See `SchedulerObserver`."""
         (self._first if first else self._gap).observe(gap)
         self._said.inc()
 
-    def on_sequence_end(self, sequence: Job, reason: str, seconds: float) -> None:
+    def on_sequence_end(self, sequence: ScheduledSequence, reason: str, seconds: float) -> None:
         """See `SchedulerObserver`."""
         self._ended.labels(reason).inc()
         self._whole.observe(seconds)

@@ -90,7 +90,7 @@ class ModelThread:
         assert self._loop is not None
         self._stopping = True
         if self._engine is not None:
-            self._engine.scheduler.refuse_new()
+            self._engine.scheduler.stop_accepting()
             self._loop.call_later(grace, self._engine.scheduler.end_all)
 
     def join(self, seconds: float) -> bool:

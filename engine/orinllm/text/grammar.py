@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from orinllm.batching.sequence import Constraint
+from orinllm.batching.sequence import TokenConstraint
 from orinllm.choose.sampling import Words
 from orinllm.errors import BadInput
 from orinllm.text.processes.grammar_process import build_matcher
@@ -80,7 +80,7 @@ class GrammarCompiler:
 
     def make_constraint(
         self, matcher: LLMatcher, after: str = "", perhaps: bool = False
-    ) -> Constraint:
+    ) -> TokenConstraint:
         """Return a constraint of one answer; what comes before the text `after` is free.
 
         perhaps: an answer that does not begin as the grammar's texts do is free.
@@ -165,7 +165,7 @@ class MinTokensConstraint:
     """
 
     def __init__(
-        self, tokens: int, ends: frozenset[int], size: int, inner: Constraint | None
+        self, tokens: int, ends: frozenset[int], size: int, inner: TokenConstraint | None
     ) -> None:
         self._left, self._inner = tokens, inner
         self._all: Words = np.full((size + 31) // 32, 0xFFFFFFFF, np.uint32)

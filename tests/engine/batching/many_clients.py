@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 import click
 import numpy as np
 
-from orinllm.batching.cache import PagedStore, SlotStore, Store
+from orinllm.batching.cache import PageStore, SharedPageStore, SlotStore
 from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import SchedulerObserver
-from orinllm.batching.sequence import Sequence as Job
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, Sampling, Words
 from orinllm.gpu.kernels.buffers import PAGE, page_count
@@ -120,7 +119,7 @@ class Model:
         self._slots[self._slot(pages)] = self._checkpoints[checkpoint]
         self.resumed += 1
 
-    def begin_answer(self, row: StepRow, start: int) -> None:
+    def submit_first_token(self, row: StepRow, start: int) -> None:
         assert start <= row.position == len(row.draw.before) - 1
         self._steps.clear()  # what was not collected is not wanted
         self.fill_pages(row.pages, row.draw.before, start, row.position)
@@ -168,10 +167,10 @@ class Guesser:
     def __init__(self, noise: random.Random) -> None:
         self._noise, self._how, self._chain, self._read = noise, Sampling(), 0, 0
 
-    def begin_answer(self, how: Sampling) -> None:
+    def on_answer_begin(self, how: Sampling) -> None:
         self._how, self._chain, self._read = how, 0, 0
 
-    def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
+    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
         for token in text[self._read :]:
             self._chain = hash((self._chain, token))
         self._read, chain, found = len(text), self._chain, list[int]()
@@ -183,7 +182,7 @@ class Guesser:
 
 
 class Rule:
-    """`Constraint`: half of the tokens, by the one before, and a number of them."""
+    """`TokenConstraint`: half of the tokens, by the one before, and a number of them."""
 
     def __init__(self, most: int) -> None:
         self.most, self._left, self._last = most, most, 0
@@ -199,7 +198,7 @@ class Rule:
 class Client:
     """A request and what it hears. enough: tokens after which a text of it stops the answer."""
 
-    def __init__(self, job: Job, enough: int, rule: int) -> None:
+    def __init__(self, job: ScheduledSequence, enough: int, rule: int) -> None:
         self.job, self._enough, self._rule = job, enough, rule
         self.heard: list[int] = []
         self.states: list[float] = []
@@ -262,7 +261,7 @@ class World(SchedulerObserver):
         pages = noise.randint(9, 12 if tight else 60) if paged else slots * _SLOT_PAGES
         chunk, beside = noise.choice(((128, 64), (64, 32), (16, 16), (512, 128)))
         self.model = Model(slots, pages, chunk, beside, noise.choice((1, 2)), noise, self._meddle)
-        self.store: Store = PagedStore(pages) if paged else SlotStore(slots, _CONTEXT)
+        self.store: PageStore = SharedPageStore(pages) if paged else SlotStore(slots, _CONTEXT)
         if not paged and noise.random() < 0.6:
             self.model.recurrent = True
             self.model.most_verified_tokens = self.model.most_steps_in_flight = 1
@@ -281,7 +280,7 @@ class World(SchedulerObserver):
         assert self.scheduler.failure is None, self.scheduler.failure
         for client in self._clients:
             self._done(client)
-        assert self.store.used_pages == 0
+        assert self.store.n_used_pages == 0
         self.happened["prompts' tokens"] += self.model.computed
         self.happened["steps ahead"] += self.model.followed
         self.happened["resumed"] += self.model.resumed
@@ -290,7 +289,7 @@ class World(SchedulerObserver):
     def on_preemption(self) -> None:
         self.happened["preemptions"] += 1
 
-    def on_token(self, sequence: Job, gap: float, first: bool) -> None:
+    def on_token(self, sequence: ScheduledSequence, gap: float, first: bool) -> None:
         self.happened["tokens"] += 1
 
     def on_speculation(self, guessed: int, right: int) -> None:
@@ -300,7 +299,7 @@ class World(SchedulerObserver):
     def _text(self, length: int) -> list[int]:
         return self.noise.choices(range(_VOCABULARY), k=length)
 
-    def _client(self, after: Job | None) -> Client:
+    def _client(self, after: ScheduledSequence | None) -> Client:
         noise = self.noise
         base = noise.choice(self._texts)
         more = 1 if noise.random() < 0.2 else noise.randint(1, 40)
@@ -310,7 +309,9 @@ class World(SchedulerObserver):
         rule = noise.randint(1, 80) if noise.random() < self._odd else 0
         ends = frozenset([noise.randrange(_VOCABULARY)] if noise.random() < 0.2 else [])
         most = min(noise.choice(self._lengths), _CONTEXT - len(ids))
-        job = Job(ids, how, most, ends, Client.__new__(Client), Rule(rule) if rule else None)
+        job = ScheduledSequence(
+            ids, how, most, ends, Client.__new__(Client), Rule(rule) if rule else None
+        )
         job.top = 2 if noise.random() < self._odd else None
         job.draw = DrawRequest(how, job.ids, job.draw.mask, job.top)
         job.reuse, job.after = noise.random() < 0.9, after

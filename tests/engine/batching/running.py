@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from tests.engine.server.toy import ToyRunner, toy_logits
 
-from orinllm.batching.cache import PagedStore
+from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling, draw_on_host
 
 VOCABULARY = 32000
@@ -49,16 +49,18 @@ def alone(ids: list[int], sampling: Sampling, most: int) -> list[int]:
     return answer
 
 
-def job(ids: list[int], most: int, sampling: Sampling = GREEDY, **more: object) -> Sequence:
-    return Sequence(list(ids), sampling, most, frozenset(), Ear(), **more)  # type: ignore[arg-type]
+def job(
+    ids: list[int], most: int, sampling: Sampling = GREEDY, **more: object
+) -> ScheduledSequence:
+    return ScheduledSequence(list(ids), sampling, most, frozenset(), Ear(), **more)  # type: ignore[arg-type]
 
 
-def ear(sequence: Sequence) -> Ear:
+def ear(sequence: ScheduledSequence) -> Ear:
     assert isinstance(sequence.sink, Ear)
     return sequence.sink
 
 
-def wait(*jobs: Sequence) -> None:
+def wait(*jobs: ScheduledSequence) -> None:
     for one in jobs:
         # The emulated GPU compiles its kernels first.
         assert ear(one).done.wait(300), "an answer did not end"
@@ -68,7 +70,7 @@ class Running:
     """A scheduler on its thread."""
 
     def __init__(self, runner: ToyRunner, queue: int = 64, reserve: bool = False) -> None:
-        self.runner, self.store = runner, PagedStore(runner.pages)
+        self.runner, self.store = runner, SharedPageStore(runner.pages)
         self.preemptions = 0
         self.watch = SchedulerObserver()
         self.watch.on_preemption = self._count  # type: ignore[method-assign]
@@ -78,7 +80,7 @@ class Running:
     def _count(self) -> None:
         self.preemptions += 1
 
-    def answer(self, *jobs: Sequence) -> None:
+    def answer(self, *jobs: ScheduledSequence) -> None:
         """Ask, and wait until all have ended."""
         self.scheduler.submit([*jobs])
         wait(*jobs)

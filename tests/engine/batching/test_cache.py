@@ -2,13 +2,13 @@
 
 from tests.engine.batching.running import prompt
 
-from orinllm.batching.cache import Lease, PagedStore, SlotStore
+from orinllm.batching.cache import Lease, SharedPageStore, SlotStore
 from orinllm.batching.checkpoints import StateSlots
 from orinllm.gpu.kernels.buffers import PAGE
 
 
 def test_the_last_page_is_kept_for_who_goes_on_behind_all_of_it() -> None:
-    store, ids = PagedStore(3), prompt(1, PAGE + 9)
+    store, ids = SharedPageStore(3), prompt(1, PAGE + 9)
 
     def begin(tokens: list[int], room: int = 2 * PAGE) -> Lease | None:
         return store.begin_lease(tokens, room)
@@ -37,7 +37,7 @@ def test_the_last_page_is_kept_for_who_goes_on_behind_all_of_it() -> None:
     store.end_lease(second)
     assert known(ids) == PAGE + 8  # the one that ended last is found
     other = begin(prompt(2, 5), 3 * PAGE)
-    assert other is not None and store.free_pages == 0
+    assert other is not None and store.n_free_pages == 0
     store.end_lease(other)
     assert known(ids) == 0
 
@@ -81,7 +81,7 @@ def test_one_sequence_keeps_what_it_held() -> None:
 
 def test_states_of_a_prompt_that_was_cancelled_are_nobodys() -> None:
     """It ended before its checkpoint was copied: its slot still has another text's states."""
-    store, ids = PagedStore(8, StateSlots(2, 1)), prompt(1, PAGE + 1)
+    store, ids = SharedPageStore(8, StateSlots(2, 1)), prompt(1, PAGE + 1)
     first = store.begin_lease(ids, len(ids))
     assert first is not None
     first.started = PAGE
@@ -108,20 +108,20 @@ def test_states_of_a_prompt_that_was_cancelled_are_nobodys() -> None:
 def test_a_slot_that_is_taken_has_no_texts_states() -> None:
     slots = StateSlots(2, 0)
     assert (slots.take_slot(None), slots.take_slot(None)) == (0, 1)
-    slots.give_back(0, "a")
-    slots.give_back(1, None)
+    slots.give_back_slot(0, "a")
+    slots.give_back_slot(1, None)
     assert slots.take_slot(None) == 1  # of two that are free, the one without a text
-    assert slots.has_states_of("a") and slots.take_slot("b") == 0
-    assert not slots.has_states_of("a")
-    slots.give_back(0, "a")
-    slots.give_back(1, None)
-    assert slots.take_slot("a") == 0 and not slots.has_states_of("a")
+    assert slots.has_states_of_text("a") and slots.take_slot("b") == 0
+    assert not slots.has_states_of_text("a")
+    slots.give_back_slot(0, "a")
+    slots.give_back_slot(1, None)
+    assert slots.take_slot("a") == 0 and not slots.has_states_of_text("a")
 
 
 def test_each_slot_has_a_context_of_pages() -> None:
     store = SlotStore(3, PAGE + 1)
     lease = store.begin_lease([1, 2], 2)
-    assert lease is not None and (store.total, store.used_pages, store.free_pages) == (6, 2, 4)
+    assert lease is not None and (store.total, store.n_used_pages, store.n_free_pages) == (6, 2, 4)
     assert store.begin_lease([1], PAGE + 2) is None
     store.end_lease(lease)
-    assert (store.used_pages, store.free_pages) == (0, 6)
+    assert (store.n_used_pages, store.n_free_pages) == (0, 6)

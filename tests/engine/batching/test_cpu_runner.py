@@ -14,12 +14,12 @@ from tests.engine.conftest import Synthetic
 
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.gpu.kernels.buffers import PAGE
-from orinllm.loader import Network, SharingOptions, make_runner, make_store, plan_network
+from orinllm.loader import Network, SharingOptions, make_page_store, make_runner, plan_network
 
 CONTEXT, SLOTS, VOCABULARY = 192, 4, 1000
 # One of packed rows, one with windows, sinks and experts in 16-bit floats.
@@ -57,7 +57,7 @@ class Server:
             network, plan_network(network, "CPU"), share=SharingOptions(slots, pages)
         )
         assert isinstance(runner, CpuRunner) and runner.slots == slots
-        store = make_store(runner, network)
+        store = make_page_store(runner, network)
         assert isinstance(store, SlotStore)
         self.widest, launch = 0, runner.submit_step
 
@@ -87,14 +87,14 @@ def servers(
         server.end()
 
 
-def drawn(draws: random.Random, beginnings: list[list[int]]) -> Sequence:
+def drawn(draws: random.Random, beginnings: list[list[int]]) -> ScheduledSequence:
     """Return a request: a beginning that others have, too, and any sampling, mask or logprobs."""
     rest = draws.choices(range(VOCABULARY), k=draws.choice((1, 2, 20, 33, 70)))
     ids = [*draws.choice(beginnings), *rest]
     how = Sampling(temperature=draws.choice((0, 4.0)), seed=draws.randrange(99))
     if draws.random() < 0.3:
         how = replace(how, presence_penalty=3.0)
-    return Sequence(
+    return ScheduledSequence(
         *(ids, how, draws.randrange(1, 12), frozenset(range(0, VOCABULARY, 31)), Ear()),
         constraint=Even() if draws.random() < 0.3 else None,
         top=draws.choice((None, None, 2)),
@@ -138,10 +138,10 @@ def test_states_beside_answers(synthetic: Synthetic) -> None:
         ids = random.Random(5).choices(range(VOCABULARY), k=100)
         for name, others in (("alone", 0), ("beside", 1)):
             answers = [
-                Sequence(ids[50:], Sampling(temperature=0), 30, frozenset(), Ear())
+                ScheduledSequence(ids[50:], Sampling(temperature=0), 30, frozenset(), Ear())
                 for _ in range(others)
             ]
-            asked = Sequence(
+            asked = ScheduledSequence(
                 *(list(ids), Sampling(), 1, frozenset(), Ear()),
                 reuse=False,
                 hidden_states=Kept(found[name]),

@@ -20,8 +20,8 @@ from tests.engine.batching.running import (
 )
 from tests.engine.server.live import wait_until
 
-from orinllm.batching.scheduler import ClosedError
-from orinllm.batching.sequence import Sequence
+from orinllm.batching.scheduler import SchedulerClosedError
+from orinllm.batching.sequence import ScheduledSequence
 from orinllm.choose.sampling import Words
 from orinllm.gpu.kernels.buffers import PAGE
 
@@ -42,7 +42,7 @@ class Grammar:
         return not self._left
 
 
-def of_every_kind() -> list[Sequence]:
+def of_every_kind() -> list[ScheduledSequence]:
     """Return requests whose answers end by a count, a token, a text, a grammar, or are counted."""
     ends = job(prompt(2, 70), 60, SEEDED)
     ends.end_ids = frozenset(alone(ends.ids, SEEDED, 20)[19:])
@@ -65,7 +65,7 @@ def answers(under_way: int) -> tuple[list[object], int]:
         again = [job([*one.ids, 5], 3) for one in jobs]
         for one in again:
             it.answer(one)
-        assert it.store.used_pages == 0
+        assert it.store.n_used_pages == 0
         return [(ear(one).heard, ear(one).reason) for one in jobs] + [
             (one.n_cached, ear(one).heard) for one in again
         ], it.runner.followed
@@ -104,7 +104,7 @@ def test_a_step_in_vain_leaves_nothing_to_others(length: int) -> None:
     with Running(runner(slots=1, pages=4)) as it:
         it.answer(one)
         assert (ear(one).heard, ear(one).reason) == (alone(ids, GREEDY, 3), "stop")
-        assert (it.runner.steps, it.runner.followed, it.store.used_pages) == (5, 3, 0)
+        assert (it.runner.steps, it.runner.followed, it.store.n_used_pages) == (5, 3, 0)
         longer = job([*one.ids, end, 3], 9)
         it.answer(longer)
         # The answer's last token was computed, the one that ends it is kept by nobody.
@@ -136,7 +136,7 @@ def counted(it: Running, at: int, do: Callable[[], None]) -> None:
 
         return called
 
-    for name in ("fill_pages", "begin_answer", "submit_step", "collect_tokens"):
+    for name in ("fill_pages", "submit_first_token", "submit_step", "collect_tokens"):
         setattr(it.runner, name, wrap(getattr(it.runner, name)))
 
 
@@ -151,7 +151,7 @@ def test_whoever_is_cancelled_at_any_call_frees_pages_and_harms_nobody(at: int) 
         wait_until(
             lambda: it.scheduler.n_running + it.scheduler.n_waiting == 0, "an idle scheduler"
         )
-        assert it.store.used_pages == 0
+        assert it.store.n_used_pages == 0
     assert gone.over and not ear(gone).done.is_set()
     assert ear(gone).heard == alone(gone.ids[:100], GREEDY, len(ear(gone).heard))
     for one, length, most in ((stays, 60, 12), (late, 90, 9)):
@@ -187,9 +187,9 @@ def test_a_server_that_is_cut_at_any_call_ends(at: int) -> None:
     it.scheduler.submit(jobs)
     with it:
         wait(*jobs)
-        with pytest.raises(ClosedError):
+        with pytest.raises(SchedulerClosedError):
             it.scheduler.submit([job([1], 1)])
-    assert it.store.used_pages == 0
+    assert it.store.n_used_pages == 0
     for one in jobs:
         assert ear(one).reason == "cut"
         assert ear(one).heard == alone(one.ids[:5], GREEDY, len(ear(one).heard))

@@ -7,21 +7,21 @@ import pytest
 from tests.engine.batching.running import GREEDY, ear, job, prompt, wait
 from tests.engine.conftest import Load, Synthetic
 
-from orinllm.batching.cache import PagedStore, SlotStore
+from orinllm.batching.cache import SharedPageStore, SlotStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.choose.sampling import DrawRequest, Sampling, draw_on_host, token_logprobs
 from orinllm.gpu.kernels.buffers import PAGE
 
 PAGES = 3
 
 
-def run(runner: Runner, jobs: list[Sequence], reserve: bool = False) -> int:
+def run(runner: Runner, jobs: list[ScheduledSequence], reserve: bool = False) -> int:
     """Let a scheduler answer; return how many pages were in use at its end."""
     fused = isinstance(runner, FusedRunner)
-    store = PagedStore(PAGES) if fused else SlotStore(runner.slots, PAGES * PAGE)
+    store = SharedPageStore(PAGES) if fused else SlotStore(runner.slots, PAGES * PAGE)
     scheduler = Scheduler(runner, store, SchedulerObserver(), 64, reserve)
     thread = threading.Thread(target=scheduler.run, daemon=True)
     scheduler.submit(jobs)
@@ -29,10 +29,10 @@ def run(runner: Runner, jobs: list[Sequence], reserve: bool = False) -> int:
     wait(*jobs)
     scheduler.stop_when_idle()
     thread.join(60)
-    return store.used_pages
+    return store.n_used_pages
 
 
-def jobs_of(n: int) -> list[Sequence]:
+def jobs_of(n: int) -> list[ScheduledSequence]:
     """Short ones: the emulated GPU takes a second for a token. Draws have a test of their own."""
     prompts = [[token % 900 for token in prompt(i, 3 - i)] for i in range(n)]
     return [job(ids, 3, GREEDY) for ids in prompts]

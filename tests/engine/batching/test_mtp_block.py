@@ -25,7 +25,7 @@ from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.proposers import MtpProposer, Proposer
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
@@ -34,7 +34,7 @@ from orinllm.errors import BadInput
 from orinllm.gpu.kernels.buffers import PAGE, page_count
 from orinllm.gpu.mtp_block import FusedMtpBlock
 from orinllm.gpu.plan import cache_bytes
-from orinllm.loader import MTP, Network, SharingOptions, make_runner, make_store, plan_network
+from orinllm.loader import MTP, Network, SharingOptions, make_page_store, make_runner, plan_network
 from orinllm.model import Generation, Model, ModelDescription
 from orinllm.server.engine import _affordable_pages
 from orinllm.server.options import EngineOptions
@@ -180,18 +180,20 @@ def test_texts_are_those_without(apt: Path) -> None:
     """Alone, beside others that come and go in its slot and the other, and behind itself."""
     network, runner, block = opened(apt)
 
-    def ask(proposer: Proposer | None, how: Sampling) -> list[Sequence]:
+    def ask(proposer: Proposer | None, how: Sampling) -> list[ScheduledSequence]:
         prompts = [[*TEXT], [*TEXT[:64], 9, 8, 7], [*TEXT[3:40]], [*TEXT[:30]], [5]]
-        store = make_store(runner, network)
+        store = make_page_store(runner, network)
         guessing = SpeculatingRunner(runner, proposer)
         scheduler = Scheduler(guessing, store, SchedulerObserver(), 99)
         worker = threading.Thread(target=scheduler.run)
         worker.start()
-        asked = list[Sequence]()
+        asked = list[ScheduledSequence]()
         try:
             for wave in ([0], [1, 2], [3, 0, 4], [1], [0]):  # a wave begins when the last has ended
                 new = [
-                    Sequence([*prompts[at]], how, 90 - 20 * i, frozenset(), Ear(60 - 13 * i))
+                    ScheduledSequence(
+                        [*prompts[at]], how, 90 - 20 * i, frozenset(), Ear(60 - 13 * i)
+                    )
                     for i, at in enumerate(wave)
                 ]
                 scheduler.submit(new)
@@ -239,13 +241,13 @@ def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
         runner.path.fill_cache(text, 0, slot)  # what the last token leaves, too: it is never read
         read.clear()
         how = Sampling(temperature=0.4, seed=len(text))
-        used.begin_answer(how)
-        said[slot] = used.propose(text, 3, pages[slot])
+        used.on_answer_begin(how)
+        said[slot] = used.guess_tokens(text, 3, pages[slot])
         if len(text) < 2:
             assert said[slot] == []
             continue
         assert sum(read[:-2]) <= max(1, len(text) - kept)
-        assert used.propose(text, 3, pages[slot]) == said[slot]
+        assert used.guess_tokens(text, 3, pages[slot]) == said[slot]
         assert block.propose_tokens(text, 0, pages[slot], 3, used._draw_token) == said[slot]
 
 
@@ -263,7 +265,7 @@ def test_it_reads_again_what_lies_in_other_pages() -> None:
 
     block, text = MtpProposer(cast("FusedMtpBlock", Noting())), [*range(3, 153)]
     for given, pages in ((text, [4, 5, 6]), ([*text, 7], [4, 5, 6]), ([*text, 7], [4, 9, 6])):
-        block.propose(given, 3, pages)
+        block.guess_tokens(given, 3, pages)
     assert starts == [0, 149, PAGE]
 
 
@@ -272,27 +274,29 @@ def test_it_reads_a_long_text_between_tokens(apt: Path, monkeypatch: pytest.Monk
     _, runner, block = opened(apt)
     runner.path.fill_cache(TEXT, 0)
     pages = range(page_count(CONTEXT))
-    whole = MtpProposer(block).propose(TEXT, 3, pages)
+    whole = MtpProposer(block).guess_tokens(TEXT, 3, pages)
     monkeypatch.setattr("orinllm.batching.proposers._READ_AT_ONCE", 30)
     slowly = MtpProposer(block)
-    said = [slowly.propose(TEXT[:end], 3, pages) for end in (68, 69, 70)]
+    said = [slowly.guess_tokens(TEXT[:end], 3, pages) for end in (68, 69, 70)]
     assert said == [[], [], whole] and len(whole) == 3
 
 
 def test_it_sees_no_pictures_and_proposes_no_numbers(apt: Path) -> None:
     _, runner, block = opened(apt)
     mtp = MtpProposer(block)
-    assert mtp.propose([3, -5, 4], 3, [0]) == [] == mtp.propose([3], 3, [0])
+    assert mtp.guess_tokens([3, -5, 4], 3, [0]) == [] == mtp.guess_tokens([3], 3, [0])
     runner.path.fill_cache(TEXT, 0)
-    assert len(mtp.propose(TEXT, 2, [0])) == 2
+    assert len(mtp.guess_tokens(TEXT, 2, [0])) == 2
     block._norms[0] = np.full_like(block._norms[0], np.nan)
-    assert mtp.propose([*TEXT[:40], 1], 3, [0]) == []
+    assert mtp.guess_tokens([*TEXT[:40], 1], 3, [0]) == []
 
 
 def test_a_model_asks_its_own_block(apt: Path) -> None:
     network, runner, _ = opened(apt)
     description = ModelDescription(network, tokenizer("gpt-2"), None)
-    model = Model(description, plan_network(network, "CPU"), runner, make_store(runner, network))
+    model = Model(
+        description, plan_network(network, "CPU"), runner, make_page_store(runner, network)
+    )
     alone = model.generate(TEXT, GREEDY, max_tokens=20)
     text = alone.text
     model.speculate(model.load_proposer(MTP))
@@ -329,7 +333,7 @@ def test_a_block_in_a_file_of_its_own(apt: Path, tmp_path: Path) -> None:
         assert file is not None and file is not network.gguf
         if layers == 2:
             block = CpuMtpBlock(runner.path, file, network.mtp_block_config(file))
-            said = [MtpProposer(each).propose(TEXT, 3, [0]) for each in (own, block)]
+            said = [MtpProposer(each).guess_tokens(TEXT, 3, [0]) for each in (own, block)]
             assert said[0] == said[1] != []
         else:
             with pytest.raises(
@@ -409,7 +413,9 @@ def test_a_gpus_texts_are_those_without(emulated: Load, tmp_path: Path) -> None:
     network, executor = Network.read(path, 128), emulated(path, 128, slots=(1, 1))
     runner = FusedRunner(executor, 1)
     description = ModelDescription(network, tokenizer("gpt-2"), None)
-    model = Model(description, plan_network(network, "EMU"), runner, make_store(runner, network))
+    model = Model(
+        description, plan_network(network, "EMU"), runner, make_page_store(runner, network)
+    )
 
     def ask(how: Sampling) -> Generation:
         said = model.generate(TEXT[:20], how, max_tokens=9)

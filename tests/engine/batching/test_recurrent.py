@@ -4,18 +4,18 @@ They begin alike, go on behind one another's answers, are forks of one prompt, e
 cancelled anywhere, in so little memory that some are preempted.
 """
 
-from collections.abc import Sequence as PySequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from tests.engine.batching.running import VOCABULARY, Ear
 from tests.engine.server.toy import ToyRunner, toy_logits
 
-from orinllm.batching.cache import PagedStore, SequencePlace
+from orinllm.batching.cache import SequencePages, SharedPageStore
 from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.choose.sampling import DrawnTokens, Sampling
 from orinllm.gpu.kernels.buffers import PAGE
 
@@ -32,24 +32,22 @@ class RecurrentToy(ToyRunner):
         self.copies: list[list[int]] = [[-3] for _ in range(CHECKPOINTS)]
         self.preemptions = self.resumed = 0
 
-    def _put(self, pages: PySequence[int], tokens: PySequence[int], start: int) -> list[int]:
-        assert isinstance(pages, SequencePlace)
+    def _put(self, pages: Sequence[int], tokens: Sequence[int], start: int) -> list[int]:
+        assert isinstance(pages, SequencePages)
         before = self.state[pages.slot] if start else []
         self.state[pages.slot] = [*before, *tokens]
         return self.state[pages.slot]
 
-    def fill_pages(
-        self, pages: PySequence[int], tokens: PySequence[int], start: int, end: int
-    ) -> None:
+    def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         super().fill_pages(pages, tokens, start, end)
         self._put(pages, tokens[start:end], start)
 
-    def save_states(self, pages: PySequence[int], checkpoint: int) -> None:
-        assert isinstance(pages, SequencePlace)
+    def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
+        assert isinstance(pages, SequencePages)
         self.copies[checkpoint] = list(self.state[pages.slot])
 
-    def restore_states(self, pages: PySequence[int], checkpoint: int) -> None:
-        assert isinstance(pages, SequencePlace)
+    def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
+        assert isinstance(pages, SequencePages)
         self.state[pages.slot] = list(self.copies[checkpoint])
         self.resumed += 1
 
@@ -65,14 +63,14 @@ class Crowd:
     """Requests that are made, and cancelled, while others are answered."""
 
     def __init__(self, seed: int) -> None:
-        self.rng, self.asked = np.random.default_rng(seed), list[Sequence]()
+        self.rng, self.asked = np.random.default_rng(seed), list[ScheduledSequence]()
         self.runner = RecurrentToy(SLOTS, PAGES, VOCABULARY, chunk=128, prompt_tokens_per_step=64)
         self.runner.pace = self.go_on
         self.runner.most_steps_in_flight = int(self.rng.integers(1, 3))
         self.heads = [self.words(300), self.words(200)]
         watch = SchedulerObserver()
         watch.on_preemption = self._preempted  # type: ignore[method-assign]
-        store = PagedStore(PAGES, StateSlots(SLOTS, CHECKPOINTS))
+        store = SharedPageStore(PAGES, StateSlots(SLOTS, CHECKPOINTS))
         self.store, self.scheduler = store, Scheduler(self.runner, store, watch, 99)
 
     def _preempted(self) -> None:
@@ -93,10 +91,10 @@ class Crowd:
         sink, prompt = Ear(int(self.rng.integers(1, 220))), self.prompt()
         known = toy_logits(prompt, VOCABULARY).argmax() if self.rng.random() < 0.1 else -1
         most = int(self.rng.integers(1, 220))
-        sequence = Sequence(prompt, GREEDY, most, frozenset({int(known)}), sink)
+        sequence = ScheduledSequence(prompt, GREEDY, most, frozenset({int(known)}), sink)
         forks = [sequence]
         if self.rng.random() < 0.2:
-            forks.append(Sequence([*prompt], GREEDY, most, frozenset(), Ear(9)))
+            forks.append(ScheduledSequence([*prompt], GREEDY, most, frozenset(), Ear(9)))
         self.asked += forks
         self.scheduler.submit(forks)
 
@@ -123,5 +121,5 @@ def test_answers_are_those_of_one_alone(seed: int) -> None:
     for each in crowd.asked:
         for at in range(each.n_prompt, len(each.ids)):
             assert each.ids[at] == toy_logits(each.ids[:at], VOCABULARY).argmax()
-    assert crowd.store.free_pages == PAGES
+    assert crowd.store.n_free_pages == PAGES
     assert crowd.runner.preemptions and crowd.runner.resumed

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 from tests.engine.conftest import Load, Synthetic
 
-from orinllm.batching.cache import SequencePlace
+from orinllm.batching.cache import SequencePages
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import StepRow
 from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
@@ -136,7 +136,7 @@ class Asked:
 
 
 def test_states_go_to_their_checkpoint_behind_all_slots_and_back() -> None:
-    executor, place = Asked(), SequencePlace([0])
+    executor, place = Asked(), SequencePages([0])
     runner, place.slot = FusedRunner(executor, 1), 2  # type: ignore[arg-type]
     runner.save_states(place, 1)
     runner.restore_states(place, 1)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence as PySequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +22,9 @@ from tests.engine.batching.running import (
 )
 from tests.engine.server.live import wait_until
 
-from orinllm.batching.cache import PagedStore
+from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.scheduler import QueueFullError, Scheduler
-from orinllm.batching.sequence import PhaseStopwatch, SchedulerObserver, Sequence
+from orinllm.batching.sequence import PhaseStopwatch, ScheduledSequence, SchedulerObserver
 from orinllm.cpu.executor import CpuRunner
 from orinllm.gpu.fused import prompt_tokens_per_step
 from orinllm.gpu.kernels.buffers import PAGE
@@ -41,7 +41,7 @@ def test_memory_that_runs_out_preempts_who_came_last() -> None:
         assert it.runner.widest > 1
         for one in jobs:
             assert ear(one).heard == alone(one.ids[: one.n_prompt], one.sampling, 100)
-        assert it.store.used_pages == 0
+        assert it.store.n_used_pages == 0
     with Running(runner(slots=6, pages=8), reserve=True) as it:
         jobs = [job(prompt(0, 60 + 70 * (i // 2)), 300) for i in range(4)]
         it.answer(*jobs)
@@ -60,7 +60,7 @@ def test_who_runs_gets_the_next_page_before_who_waits(pages: int, widest: int) -
 
 def test_who_began_first_is_never_preempted() -> None:
     """Answers of one length end in the order in which they began, before others begin."""
-    jobs, ended = [job(prompt(i, 60), 150) for i in range(3)], list[Sequence]()
+    jobs, ended = [job(prompt(i, 60), 150) for i in range(3)], list[ScheduledSequence]()
     late, before = job(prompt(9, 5), 2), list[int]()
     with Running(runner(slots=3, pages=5)) as it:
         it.watch.on_sequence_end = lambda one, *how: ended.append(one)  # type: ignore[method-assign]
@@ -82,7 +82,7 @@ def test_who_has_enough_while_preempted_is_gone(most: int) -> None:
         wait_until(
             lambda: it.scheduler.n_running + it.scheduler.n_waiting == 0, "an idle scheduler"
         )
-        assert (it.store.used_pages, ear(second).reason) == (0, "stop")
+        assert (it.store.n_used_pages, ear(second).reason) == (0, "stop")
         assert ear(second).heard == alone(prompt(2, 60), GREEDY, most)
 
 
@@ -164,7 +164,7 @@ def test_who_is_cancelled_while_waiting_leaves_the_queue() -> None:
         wait_until(lambda: it.scheduler.n_waiting == 0, "the queue")
         assert not ear(running).done.is_set()
         it.scheduler.cancel([running])
-    assert (ear(gone).heard, it.store.used_pages) == ([], 0)
+    assert (ear(gone).heard, it.store.n_used_pages) == ([], 0)
 
 
 def test_a_long_prompt_does_not_stop_others() -> None:
@@ -281,7 +281,7 @@ def test_an_answer_that_cannot_be_read_ends_alone(
         ear(bad).on_end = only_errors if where == "end" else deaf  # type: ignore[method-assign]
     with Running(runner()) as it:
         it.answer(bad, good)
-        assert it.store.used_pages == 0
+        assert it.store.n_used_pages == 0
     assert (ear(bad).reason, ear(good).reason) == ("error", "length")
     assert ear(bad).error == "the answer could not be read: RecursionError: too deep"
     assert ear(good).heard == alone(prompt(2, 5), GREEDY, 9)
@@ -293,7 +293,7 @@ def watched(it: Running) -> dict[int, list[int]]:
     turns: dict[int, list[int]] = {}
     fill = it.runner.fill_pages
 
-    def note(pages: PySequence[int], tokens: PySequence[int], start: int, end: int) -> None:
+    def note(pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         turns.setdefault(it.runner.steps, []).append(end - start)
         fill(pages, tokens, start, end)
 
@@ -423,7 +423,7 @@ def test_a_step_waits_until_a_first_token_was_sent(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_only_steps_on_a_cpu_wait_for_the_event_loop(on_cpu: bool) -> None:
     has = CpuRunner.__new__(CpuRunner) if on_cpu else runner()
-    scheduler = Scheduler(has, PagedStore(4), SchedulerObserver(), 1)
+    scheduler = Scheduler(has, SharedPageStore(4), SchedulerObserver(), 1)
     engine: Any = SimpleNamespace(scheduler=scheduler)
 
     async def started() -> ModelThread:
@@ -442,21 +442,21 @@ def test_a_cancelled_prompt_leaves_no_step_behind() -> None:
     """Its end was started, and nobody collects it."""
     it = Running(runner())
     gone, next_ = job(prompt(1, 30), 3), job(prompt(2, 40), 6, SEEDED)
-    begin = it.runner.begin_answer
+    begin = it.runner.submit_first_token
 
     def cancelled(row: Any, start: int) -> None:
         begin(row, start)
         if row.draw.before is gone.ids:
             it.scheduler.cancel([gone])
 
-    it.runner.begin_answer = cancelled  # type: ignore[method-assign]
+    it.runner.submit_first_token = cancelled  # type: ignore[method-assign]
     with it:
         it.scheduler.submit([gone])
         wait_until(lambda: gone.over, "the end")
         it.answer(next_)
     assert ear(gone).heard == []
     assert ear(next_).heard == alone(next_.ids[:40], SEEDED, 6)
-    assert it.store.used_pages == 0
+    assert it.store.n_used_pages == 0
 
 
 def test_tokens_of_random_clients() -> None:

@@ -12,7 +12,7 @@ from orinllm.batching.proposers import DraftProposer, LookupProposer, Proposer
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu.fused import FusedExecutor
-from orinllm.loader import Network, make_store, plan_network
+from orinllm.loader import Network, make_page_store, plan_network
 from orinllm.model import Model, ModelDescription
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(66)]
@@ -25,25 +25,25 @@ class Oracle:
     def __init__(self, whole: Sequence[int]) -> None:
         self._whole = whole
 
-    def begin_answer(self, how: Sampling) -> None:
+    def on_answer_begin(self, how: Sampling) -> None:
         pass
 
-    def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
+    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
         places = range(len(text), min(len(text) + most, len(self._whole)))
         return [self._whole[at] ^ (at % 3 == 0) for at in places]
 
 
 def test_lookup_finds_what_came_after() -> None:
     lookup = LookupProposer()
-    lookup.begin_answer(GREEDY)
-    assert lookup.propose([1, 2, 3, 4], 3) == []
-    assert lookup.propose([1, 2, 3, 4, 1, 2], 3) == [3, 4, 1]
+    lookup.on_answer_begin(GREEDY)
+    assert lookup.guess_tokens([1, 2, 3, 4], 3) == []
+    assert lookup.guess_tokens([1, 2, 3, 4, 1, 2], 3) == [3, 4, 1]
     # The longest match goes before the latest one.
     text = [1, 2, 3, 4, 1, 2, 7, 2, 3, 9, 5, 1, 2, 3]
-    assert lookup.propose(text, 2) == [4, 1]
-    assert lookup.propose([*text, 9], 2) == [5, 1]
-    lookup.begin_answer(GREEDY)
-    assert lookup.propose([3, 9], 2) == []
+    assert lookup.guess_tokens(text, 2) == [4, 1]
+    assert lookup.guess_tokens([*text, 9], 2) == [5, 1]
+    lookup.on_answer_begin(GREEDY)
+    assert lookup.guess_tokens([3, 9], 2) == []
 
 
 def model(path: Path, executor: FusedExecutor) -> Model:
@@ -51,12 +51,12 @@ def model(path: Path, executor: FusedExecutor) -> Model:
     plan = plan_network(network, "EMU")
     runner = FusedRunner(executor, 1)
     description = ModelDescription(network, tokenizer("gpt-2"), None)
-    return Model(description, plan, runner, make_store(runner, network))
+    return Model(description, plan, runner, make_page_store(runner, network))
 
 
 def fresh(model: Model) -> None:
     """Let a model forget what it knows."""
-    model._scheduler.store = make_store(model.runner, model.description.network)
+    model._scheduler.store = make_page_store(model.runner, model.description.network)
 
 
 def answer(model: Model, how: Sampling, proposer: Proposer | None) -> tuple[list[int], int, int]:

@@ -108,7 +108,7 @@ def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
         runner.executor.fill_cache(list(range(3, 40)), 0, 36)
         runner.executor.tokens_after_each([5, 6], 37)
         runner.executor.set_states_after_first(1)
-        assert len(block.propose(list(range(3, 40)), 3, [0])) == 3
+        assert len(block.guess_tokens(list(range(3, 40)), 3, [0])) == 3
     assert sources and {*sources} <= ahead
 
 

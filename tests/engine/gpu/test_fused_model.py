@@ -21,7 +21,7 @@ from orinllm.gpu.kernels.buffers import F16, Q8_0
 from orinllm.gpu.memory import ModelMemory
 from orinllm.gpu.plan import make_plan
 from orinllm.gpu.weights import Weights
-from orinllm.loader import Network, make_runner, make_store, plan_network
+from orinllm.loader import Network, make_page_store, make_runner, plan_network
 from orinllm.model import Model, ModelDescription
 from orinllm.network.layer import Attend, Layer
 
@@ -35,7 +35,7 @@ def model(path: Path, executor: FusedExecutor, context: int) -> Model:
     assert plan.is_fused
     runner = FusedRunner(executor, 2)
     description = ModelDescription(network, tokenizer("gpt-2"), None)
-    return Model(description, plan, runner, make_store(runner, network))
+    return Model(description, plan, runner, make_page_store(runner, network))
 
 
 def arrived(network: Network) -> Weights:
@@ -267,7 +267,7 @@ def test_greedy_tokens_are_those_of_the_cpu_path(emulated: Load, synthetic: Synt
     network = Network.read(path, 128)
     plan = plan_network(network, "CPU")
     runner = make_runner(network, plan)
-    cpu = Model(fused.description, plan, runner, make_store(runner, network))
+    cpu = Model(fused.description, plan, runner, make_page_store(runner, network))
     want = tokens(cpu, PROMPT[:9], 6, temperature=0.0)
     assert tokens(fused, PROMPT[:9], 6, temperature=0.0) == want
 

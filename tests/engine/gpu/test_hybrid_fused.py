@@ -17,12 +17,12 @@ from tests.engine.network.test_hybrid import Oracle
 
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
-from orinllm.batching.cache import PagedStore
+from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.proposers import Proposer
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused import FusedExecutor
@@ -129,11 +129,11 @@ def test_keys_and_values_in_bytes(emulated: Load, written: Write, name: str) -> 
 
 def answer(
     executor: FusedExecutor,
-    store: PagedStore,
+    store: SharedPageStore,
     prompts: list[list[int]],
     end: int = -1,
     proposer: Proposer | None = None,
-) -> list[Sequence]:
+) -> list[ScheduledSequence]:
     """Answer prompts through a scheduler, all at once: greedily, of different lengths.
 
     proposer: guesses what the last one that runs says.
@@ -141,7 +141,7 @@ def answer(
     runner = SpeculatingRunner(FusedRunner(executor, 3), proposer)
     scheduler = Scheduler(runner, store, SchedulerObserver(), 99)
     asked = [
-        Sequence(prompt, GREEDY, 4 + at % 7, frozenset({end}), Ear(99))
+        ScheduledSequence(prompt, GREEDY, 4 + at % 7, frozenset({end}), Ear(99))
         for at, prompt in enumerate(prompts)
     ]
     scheduler.submit(asked)
@@ -155,7 +155,7 @@ def answer(
     return asked
 
 
-def wrong(path: Path, asked: list[Sequence]) -> list[int]:
+def wrong(path: Path, asked: list[ScheduledSequence]) -> list[int]:
     """Return tokens of answers that are not the reference's best, nor as good but for rounding."""
     reference, found = Reference(open_model(path)), []
     for each in asked:
@@ -172,7 +172,7 @@ def test_answers_are_those_of_one_alone(emulated: Load, written: Write, name: st
     """More requests than slots, which begin alike, share pages, and end in between."""
     path = written(name)
     executor = emulated(path, 256, pages=12, slots=(3, 3))
-    store, head = PagedStore(12, StateSlots(3, 3)), list(PROMPT[:130])
+    store, head = SharedPageStore(12, StateSlots(3, 3)), list(PROMPT[:130])
     rng = np.random.default_rng(5)
     asked = answer(executor, store, [[*head, 9], head[:31], head[:70]])
     ends = [rng.integers(3, 60, 9).tolist() for _ in range(4)]
@@ -206,10 +206,10 @@ def test_a_preempted_answer_goes_on(emulated: Load, written: Write) -> None:
         counted.append(watch)
 
     executor = emulated(path, 192, pages=5, slots=(3, 2))
-    store = PagedStore(5, StateSlots(3, 2))
+    store = SharedPageStore(5, StateSlots(3, 2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SchedulerObserver, "on_preemption", count)
         prompts = [list(PROMPT[:126]), [5, *PROMPT[:125]]]
         asked = answer(executor, store, prompts)
     assert counted and wrong(path, asked) == []
-    assert store.free_pages == 5
+    assert store.n_free_pages == 5

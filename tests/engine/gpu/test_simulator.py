@@ -205,7 +205,7 @@ from pathlib import Path
 from tests.engine.vision import tiny
 from tests.engine.vision.test_vision import GREEDY, RECORDED, ids_of, tokens_of
 
-from orinllm.loader import Network, SharingOptions, make_runner, make_store, plan_network
+from orinllm.loader import Network, SharingOptions, make_runner, make_page_store, plan_network
 from orinllm.model import Model, ModelDescription
 from orinllm.mmproj import PictureEncoder, network_with_pictures
 
@@ -216,7 +216,8 @@ network = network_with_pictures(Network.read(folder / "tiny.gguf"), folder / "mm
 plan = plan_network(network, "NV")
 assert plan.is_fused, plan.obstacles
 runner = make_runner(network, plan, share=SharingOptions(slots=1))
-model = Model(ModelDescription.from_network(network), plan, runner, make_store(runner, network))
+store = make_page_store(runner, network)
+model = Model(ModelDescription.from_network(network), plan, runner, store)
 sight = PictureEncoder.read(folder / "mmproj.gguf", network, "NV")
 found = tokens_of(model.generate(ids_of(sight, kind), GREEDY, max_tokens=3))
 assert found == list(RECORDED[f"{kind}.tokens"][:3]), found

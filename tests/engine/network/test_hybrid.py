@@ -17,14 +17,14 @@ from tests.engine.network.hybrid_models import CONTEXT, MODELS, PROMPT
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.cache import SlotStore
-from orinllm.batching.checkpoints import Checkpoints
+from orinllm.batching.checkpoints import StateCheckpoints
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
-from orinllm.loader import Network, SharingOptions, make_runner, make_store, plan_network
+from orinllm.loader import Network, SharingOptions, make_page_store, make_runner, plan_network
 from orinllm.model import ModelDescription, check_takes_guesses, load_draft_proposer
 
 RECURRENT = [name for name in MODELS if not name.startswith("gemma4")]
@@ -87,11 +87,13 @@ def test_gemma4s_q_k_and_v_may_be_one_tensor(opened: Open, tmp_path: Path) -> No
     np.testing.assert_allclose(runner.path.prefill(PROMPT[:20]), want, rtol=0, atol=1e-5)
 
 
-def answers(runner: CpuRunner, store: SlotStore, prompts: list[list[int]]) -> list[Sequence]:
+def answers(
+    runner: CpuRunner, store: SlotStore, prompts: list[list[int]]
+) -> list[ScheduledSequence]:
     """Answer prompts through a scheduler, all at once: greedily, of different lengths."""
     scheduler = Scheduler(runner, store, SchedulerObserver(), 99)
     asked = [
-        Sequence(prompt, Sampling(temperature=0), 12, frozenset(), Ear(4 + at % 7))
+        ScheduledSequence(prompt, Sampling(temperature=0), 12, frozenset(), Ear(4 + at % 7))
         for at, prompt in enumerate(prompts)
     ]
     scheduler.submit(asked)
@@ -110,7 +112,7 @@ def test_answers_are_those_of_one_alone(opened: Open, name: str) -> None:
     head, rng = list(PROMPT[:130]), np.random.default_rng(5)
     prompts = [head[: int(rng.integers(1, 130))] for _ in range(4)]
     prompts += [[*head, *rng.integers(3, 60, 9).tolist()] for _ in range(6)]
-    store = make_store(runner, network)
+    store = make_page_store(runner, network)
     assert isinstance(store, SlotStore)
     asked = answers(runner, store, [*map(list, prompts)])
     longer = [[*each.ids, 7, 8, 9] for each in asked[-3:]]
@@ -129,7 +131,7 @@ def test_answers_are_those_of_one_alone(opened: Open, name: str) -> None:
 
 def test_a_prompt_goes_on_from_the_last_checkpoint_before_they_part(opened: Open) -> None:
     network, runner = opened("lfm2", slots=1)
-    store = make_store(runner, network)
+    store = make_page_store(runner, network)
     assert isinstance(store, SlotStore)
     first = list(PROMPT)
     answers(runner, store, [[*first]])
@@ -146,25 +148,25 @@ def test_a_prompt_goes_on_from_the_last_checkpoint_before_they_part(opened: Open
 
 
 def test_checkpoints_are_bounded_and_kept_while_somebody_begins_with_them() -> None:
-    kept = Checkpoints(3)
+    kept = StateCheckpoints(3)
     for tokens in (64, 128, 192):
         assert kept.claim_checkpoint(0, tokens) is not None
     assert kept.claim_checkpoint(0, 128) is None  # there is one
-    tokens, checkpoint = kept.longest_checkpoint(0, 100)
+    tokens, checkpoint = kept.longest_length_and_checkpoint(0, 100)
     assert tokens == 64 and checkpoint is not None
     kept.pin(checkpoint)
-    assert kept.longest_checkpoint(1, 999) == (0, None)
+    assert kept.longest_length_and_checkpoint(1, 999) == (0, None)
     assert [kept.claim_checkpoint(1, n) is None for n in (64, 128, 192)] == [False] * 3
-    assert kept.longest_checkpoint(0, 999) == (64, checkpoint)
+    assert kept.longest_length_and_checkpoint(0, 999) == (64, checkpoint)
     kept.unpin(checkpoint)
-    kept.forget_behind(0, 63)
-    assert kept.longest_checkpoint(0, 999) == (0, None)
+    kept.forget_after(0, 63)
+    assert kept.longest_length_and_checkpoint(0, 999) == (0, None)
     # The last border of a prompt, and equal distances of at least eight pages before it.
-    assert kept.piece_end(0, 1024, 100) == 64
-    many = Checkpoints(32)
+    assert kept.prompt_piece_end(0, 1024, 100) == 64
+    many = StateCheckpoints(32)
     ends, start = [], 0
     while start < 20000:
-        start = many.piece_end(start, 20000, 20000)
+        start = many.prompt_piece_end(start, 20000, 20000)
         ends.append(start)
     assert ends[-2:] == [19968, 20000] and len(ends) < 18 and all(n % 64 == 0 for n in ends[:-1])
 
@@ -175,10 +177,10 @@ class Oracle:
     def __init__(self, whole: list[int], wrong: int) -> None:
         self._whole, self._wrong = whole, wrong
 
-    def begin_answer(self, how: Sampling) -> None:
+    def on_answer_begin(self, how: Sampling) -> None:
         pass
 
-    def propose(self, text: Iterable[int], most: int, pages: Iterable[int] = ()) -> list[int]:
+    def guess_tokens(self, text: Iterable[int], most: int, pages: Iterable[int] = ()) -> list[int]:
         first = len(list(text))
         places = range(first, min(first + most, len(self._whole)))
         return [self._whole[at] ^ (at % self._wrong == 0) for at in places]
@@ -190,9 +192,9 @@ def test_states_go_back_to_where_a_guess_was_wrong(opened: Open, name: str, wron
     """Texts are those without guesses, and so are those of prompts that go on behind them."""
     network, runner = opened(name, slots=1)
 
-    def ask(proposer: Oracle | None, prompt: list[int], ends: frozenset[int]) -> Sequence:
+    def ask(proposer: Oracle | None, prompt: list[int], ends: frozenset[int]) -> ScheduledSequence:
         guessing = SpeculatingRunner(runner, proposer)
-        asked = Sequence([*prompt], Sampling(temperature=0), 20, ends, Ear(99))
+        asked = ScheduledSequence([*prompt], Sampling(temperature=0), 20, ends, Ear(99))
         scheduler = Scheduler(guessing, store, SchedulerObserver(), 9)
         scheduler.submit([asked])
         scheduler.stop_when_idle()
@@ -201,11 +203,11 @@ def test_states_go_back_to_where_a_guess_was_wrong(opened: Open, name: str, wron
         return asked
 
     prompt, none = list(PROMPT[:70]), frozenset[int]()
-    store = make_store(runner, network)
+    store = make_page_store(runner, network)
     alone = ask(None, prompt, none)
     # One ends behind its last token, the others within what was guessed and computed already.
     for ends in (none, *(frozenset({alone.ids[70 + at]}) for at in (3, 8, 13))):
-        store = make_store(runner, network)
+        store = make_page_store(runner, network)
         said = ask(Oracle(alone.ids, wrong), prompt, ends)
         assert said.ids == alone.ids[: len(said.ids)]
         if not ends:
@@ -214,7 +216,7 @@ def test_states_go_back_to_where_a_guess_was_wrong(opened: Open, name: str, wron
         longer = [*said.ids, 7, 8, 9]
         on = ask(None, longer, none)
         assert on.n_cached >= 64
-        store = make_store(runner, network)
+        store = make_page_store(runner, network)
         assert on.ids == ask(None, longer, none).ids
 
 

@@ -12,7 +12,7 @@ from tests.engine.other import upstream_models
 from orinbench.measure.backends.timed_models import RunnerExecutor
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.host_compiler import compiler_environment
-from orinllm.loader import Network, make_runner, make_store, plan_network
+from orinllm.loader import Network, make_page_store, make_runner, plan_network
 from orinllm.model import Model, ModelDescription
 
 WANTED = json.loads(upstream_models.GOLDEN.read_text())
@@ -54,7 +54,7 @@ def test_a_recurrent_state_does_not_go_back(tmp_path: Path) -> None:
         ModelDescription(network, tokenizer("gpt-2"), None),
     )
     runner = make_runner(network, plan, general=True)
-    model = Model(description, plan, runner, make_store(runner, network))
+    model = Model(description, plan, runner, make_page_store(runner, network))
 
     def answer(prompt: list[int]) -> tuple[list[int], int]:
         generation = model.generate(prompt, Sampling(temperature=0), max_tokens=3)

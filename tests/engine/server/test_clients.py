@@ -20,7 +20,7 @@ from tests.engine.server.live import Live, client, live, wait_until
 from tests.engine.server.many_requests import states
 from tests.engine.server.toy import ToyRunner, description, toy, toy_logits
 
-from orinllm.batching.sequence import Sequence
+from orinllm.batching.sequence import ScheduledSequence
 from orinllm.choose.sampling import DrawRequest, Sampling, draw_on_host
 from orinllm.server.fields import MOST_BYTES
 from orinllm.server.web.connection import LimitedConnection
@@ -114,7 +114,7 @@ def test_who_goes_away_frees_the_slot_within_a_step(
             wait_until(lambda: runner(server).steps > 3, "an answer")
             cancel, steps = server.engine.scheduler.cancel, list[int]()
 
-            def noted(jobs: list[Sequence]) -> None:
+            def noted(jobs: list[ScheduledSequence]) -> None:
                 cancel(jobs)
                 steps.append(runner(server).steps)
 
@@ -390,7 +390,7 @@ def test_requests_leave_nothing_behind() -> None:
         assert found[-1].requests >= 500
         assert found[-1].descriptors - found[0].descriptors <= 5
         assert found[-1].memory - found[0].memory < 20 << 20
-        assert server.engine.scheduler.store.used_pages == 0
+        assert server.engine.scheduler.store.n_used_pages == 0
 
 
 @pytest.mark.parametrize(("stream", "late"), [(False, False), (True, False), (True, True)])

@@ -27,7 +27,7 @@ from tests.engine.models import smollm2
 from tests.engine.server.live import Started, command, metric, wait_until
 from tests.engine.server.toy import ToyRunner
 
-from orinllm.batching.cache import PagedStore
+from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
@@ -46,10 +46,10 @@ class Guesser:
     def __init__(self, knows: Callable[[Sequence[int], Sampling, int], list[int]]) -> None:
         self._knows, self._how, self.begun = knows, GREEDY, 0
 
-    def begin_answer(self, how: Sampling) -> None:
+    def on_answer_begin(self, how: Sampling) -> None:
         self._how, self.begun = how, self.begun + 1
 
-    def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
+    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
         rng = random.Random(len(text))
         guess = self._knows(text, self._how, rng.randint(0, most))
         if guess and rng.random() < 0.5:
@@ -100,7 +100,7 @@ def test_one_that_runs_alone_says_the_same_in_fewer_steps(how: Sampling) -> None
         it.answer(longer)
         assert longer.n_cached == 179  # the last token was never read
         assert ear(longer).heard == alone([*ids, *want, 11], how, 20)
-    assert it.store.used_pages == 0
+    assert it.store.n_used_pages == 0
 
 
 def test_several_share_steps_and_nothing_is_guessed() -> None:
@@ -117,7 +117,7 @@ def test_several_share_steps_and_nothing_is_guessed() -> None:
         assert toy.widest == 3
     for one, n in ((first, 300), (others[0], 22), (others[1], 9)):
         assert ear(one).heard == alone(one.ids[: one.n_prompt], one.sampling, n)
-    assert it.store.used_pages == 0
+    assert it.store.n_used_pages == 0
 
 
 def test_the_end_of_an_answer_may_be_guessed() -> None:
@@ -166,7 +166,7 @@ def test_on_the_fused_kernels(emulated: Load, synthetic: Synthetic) -> None:
     runner = SpeculatingRunner(plain, guesser)
     watch = Counted()
     for how in (drawn, GREEDY):
-        one, store = job(ids, 4, how, reuse=False), PagedStore(3)
+        one, store = job(ids, 4, how, reuse=False), SharedPageStore(3)
         scheduler = Scheduler(runner, store, watch, 4)
         thread = threading.Thread(target=scheduler.run, daemon=True)
         scheduler.submit([one])

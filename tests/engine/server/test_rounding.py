@@ -8,7 +8,7 @@ from tests.engine.server.batch_rounding import Found, Said, asker, compare, prom
 from tests.engine.server.live import live
 from tests.engine.server.toy import description
 
-from orinllm.batching.cache import PagedStore
+from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.scheduler import Scheduler
 from orinllm.server.engine import Engine
@@ -24,7 +24,7 @@ def test_only_near_ties_depend_on_others(emulated: Load, synthetic: Synthetic) -
 
     def load(watch: Any, deterministic: bool) -> Engine:
         runner = FusedRunner(executor, 4, deterministic)
-        scheduler = Scheduler(runner, PagedStore(PAGES), watch, 64, deterministic)
+        scheduler = Scheduler(runner, SharedPageStore(PAGES), watch, 64, deterministic)
         grammars = GrammarCompiler(words.tokenizer, words.network.config.vocab_size)
         sizes = (64, VOCABULARY, WIDTH)
         return Engine(words.tokenizer, None, grammars, scheduler, *sizes, "mean", "emulated")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.engine.models import smollm2
 
-from orinllm.batching.cache import PagedStore
+from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver
@@ -90,7 +90,7 @@ class ToyRunner:
         held = self._held(pages, end)
         return np.array([[held[i], i, held[max(0, i - 1)]] for i in range(start, end)], np.float32)
 
-    def begin_answer(self, row: StepRow, start: int) -> None:
+    def submit_first_token(self, row: StepRow, start: int) -> None:
         assert start <= row.position == len(row.draw.before) - 1
         self._steps.clear()  # what was not collected is not wanted
         self.fill_pages(row.pages, row.draw.before, start, row.position)
@@ -186,7 +186,7 @@ def toy(
         size = words.network.config.vocab_size
         runner = ToyRunner(slots, pages, size, step_seconds=step_seconds)
         runner.script = None if script is None else said
-        scheduler = Scheduler(runner, PagedStore(pages), watch, queue, reserve)
+        scheduler = Scheduler(runner, SharedPageStore(pages), watch, queue, reserve)
         chat = words.template if template is None else ChatTemplate(template, words.tokenizer)
         grammars = GrammarCompiler(words.tokenizer, size)
         return Engine(

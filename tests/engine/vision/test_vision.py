@@ -8,13 +8,13 @@ import pytest
 from tests.engine.conftest import load_emulated
 from tests.engine.vision import tiny
 
-from orinllm.batching.cache import PagedStore
+from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.proposers import LookupProposer
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.encoder import CpuEncoder
 from orinllm.errors import BadInput
-from orinllm.loader import Network, make_store, plan_network
+from orinllm.loader import Network, make_page_store, plan_network
 from orinllm.mmproj import PictureEncoder, network_with_pictures, read_projector
 from orinllm.model import AnswerToken, Model, ModelDescription
 
@@ -144,7 +144,7 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
     executor = load_emulated(network.gguf.path, network.context)
     runner = FusedRunner(executor, 2)
     sight = PictureEncoder.read(files / f"mmproj-{kind}.gguf", network, "CPU")
-    model = Model(description, plan, runner, make_store(runner, network))
+    model = Model(description, plan, runner, make_page_store(runner, network))
     ids, wanted = ids_of(sight, kind), RECORDED[f"{kind}.logits"]
     for behind in (0, 64):
         answer = model.generate(ids, GREEDY, max_tokens=4)
@@ -174,7 +174,7 @@ def test_answers_that_share_few_pages_are_those_of_each_alone(
     kind, alone = "qwen3vl", load(files, "qwen3vl")
     network = alone.description.network
     runner = FusedRunner(load_emulated(network.gguf.path, network.context), 2)
-    model = Model(alone.description, plan_network(network, "EMU"), runner, PagedStore(3))
+    model = Model(alone.description, plan_network(network, "EMU"), runner, SharedPageStore(3))
     preempted: list[int] = []
     monkeypatch.setattr(model._scheduler._watch, "on_preemption", lambda: preempted.append(1))
     ids = ids_of(sight_of(alone), kind)

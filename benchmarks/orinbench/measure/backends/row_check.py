@@ -22,7 +22,7 @@ from orinbench.measure.backends.timed_models import has_recurrent_states
 from orinbench.measure.backends.transformer_executor import TransformerExecutor
 from orinbench.measure.plan import Case
 from orinbench.measure.token_sampling import case_samplings
-from orinllm.batching.cache import SequencePlace
+from orinllm.batching.cache import SequencePages
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner, StepRow
 from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
@@ -84,7 +84,7 @@ class _DecodedRows:
         apart = bool(ways) and runner.name == "fused"
         last = n * count - 1
         self._places = [
-            SequencePlace(range(last - i, -1, -n) if apart else range(i * count, (i + 1) * count))
+            SequencePages(range(last - i, -1, -n) if apart else range(i * count, (i + 1) * count))
             for i in range(n)
         ]
         for slot, place in enumerate(self._places):
@@ -138,7 +138,7 @@ class _DecodedRows:
         if start is None:
             self._runner.submit_step(each)
         else:
-            self._runner.begin_answer(each[0], start)
+            self._runner.submit_first_token(each[0], start)
         tokens = [drawn.token for drawn in self._runner.collect_tokens()]
         if position < len(self._rows[0]) - _LAST:
             return

@@ -18,8 +18,7 @@ from orinllm.batching.cache import SlotStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner, StepRow
 from orinllm.batching.scheduler import NO_NUMBERS, Scheduler
-from orinllm.batching.sequence import SchedulerObserver
-from orinllm.batching.sequence import Sequence as Job
+from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.gpu.kernels.buffers import KEY_TYPES, page_count
@@ -110,7 +109,7 @@ class RunnerExecutor:
         self.fill_cache(tokens, start, whole)
         self._text, self._token = list(tokens), None
         row = StepRow(tokens[last], last, self._pages, DrawRequest(_GREEDY, self._text))
-        self.runner.begin_answer(row, whole)
+        self.runner.submit_first_token(row, whole)
 
     def submit_step(self, token: int | None = None, position: int = 0) -> None:
         """See `SequenceExecutor`."""
@@ -206,10 +205,12 @@ class TimedScheduler:
         """
         clocks = [_TokenClock() for _ in prompts]
         each = zip(prompts, ways or [_GREEDY] * len(prompts), clocks, strict=True)
-        jobs = [Job(list(ids), how, n_tokens, frozenset(), clock) for ids, how, clock in each]
-        scheduler = Scheduler(self.runner, self._store, SchedulerObserver(), len(jobs))
+        asked = [
+            ScheduledSequence([*ids], how, n_tokens, frozenset(), clock) for ids, how, clock in each
+        ]
+        scheduler = Scheduler(self.runner, self._store, SchedulerObserver(), len(asked))
         start = time.perf_counter_ns()
-        scheduler.submit(jobs)
+        scheduler.submit(asked)
         scheduler.stop_when_idle()
         scheduler.run()
         if scheduler.failure is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from orinllm.batching.sequence import Sequence as Job
+from orinllm.batching.sequence import ScheduledSequence
 from orinllm.choose.hidden_states import PooledStates
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
@@ -112,10 +112,10 @@ class EmbeddingsAnswer:
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
 
-    def _make_sequence(self, ids: list[int], pool: PooledStates) -> Job:
+    def _make_sequence(self, ids: list[int], pool: PooledStates) -> ScheduledSequence:
         # A mean needs every token's state, and states are not kept.
         reuse = self._engine.pooling == "last"
-        return Job(
+        return ScheduledSequence(
             ids,
             Sampling(temperature=0),
             0,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orinllm.batching.sequence import Sequence as Job
+from orinllm.batching.sequence import ScheduledSequence
 from orinllm.choose.sampling import Logprobs, Sampling, Words
 from orinllm.server.choices import ChoiceEvent, EndSink, EventBridge
 from orinllm.server.engine import Engine
@@ -34,7 +34,7 @@ class PromptScores:
         for ids, sink in zip(prompts, self._sinks, strict=True):
             if len(ids) > 1:
                 self.run.sequences.append(
-                    Job(
+                    ScheduledSequence(
                         [ids[0]],
                         Sampling(temperature=0),
                         len(ids) - 1,

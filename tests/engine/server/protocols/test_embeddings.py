@@ -26,7 +26,7 @@ from tests.engine.server.toy import toy
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.sequence import Sequence
+from orinllm.batching.sequence import ScheduledSequence
 from orinllm.choose.hidden_states import PooledStates, pooling_of
 from orinllm.cpu.program import CHUNK
 from orinllm.errors import BadInput
@@ -193,7 +193,7 @@ def test_beside_answers_and_beyond_the_queue(server: tuple[Live, str]) -> None:
         for ids, item in zip(texts, answer.data, strict=True):
             assert np.abs(np.array(item.embedding) - expected(ids, kind)).max() < 1e-6
     assert len(found) == 2
-    assert it.engine.scheduler.store.used_pages == 0
+    assert it.engine.scheduler.store.n_used_pages == 0
 
 
 def test_who_goes_away_stops_the_work(server: tuple[Live, str], monkeypatch: Any) -> None:
@@ -212,7 +212,7 @@ def test_who_goes_away_stops_the_work(server: tuple[Live, str], monkeypatch: Any
         wait_until(lambda: bool(done), "the first text")
     wait_until(lambda: it.engine.scheduler.n_running == 0, "an idle scheduler")
     assert len(done) < 400
-    assert it.engine.scheduler.store.used_pages == 0
+    assert it.engine.scheduler.store.n_used_pages == 0
 
 
 def test_only_the_first_text_may_be_turned_away(
@@ -221,7 +221,7 @@ def test_only_the_first_text_may_be_turned_away(
     it, _ = server
     submit, asked = it.engine.scheduler.submit, list[bool]()
 
-    def noted(jobs: list[Sequence], goes_on: bool = False) -> None:
+    def noted(jobs: list[ScheduledSequence], goes_on: bool = False) -> None:
         asked.append(goes_on)
         submit(jobs, goes_on)
 
