@@ -98,7 +98,7 @@ class SourceThread:
             if self._flight is None or self._flight.done.is_set():
                 if self._thread is None:
                     self._thread = threading.Thread(
-                        target=self._answer_requests, name=f"read {self.name}", daemon=True
+                        target=self._reading_loop, name=f"read {self.name}", daemon=True
                     )
                     self._thread.start()
                 self._flight = PendingReading(time.monotonic())
@@ -109,7 +109,7 @@ class SourceThread:
         """Let the thread end, at once or when the file it waits for answers."""
         self._queue.put(None)
 
-    def _answer_requests(self) -> None:
+    def _reading_loop(self) -> None:
         while (flight := self._queue.get()) is not None:
             files = FileReader(self._roots, self._trace)
             try:

@@ -171,18 +171,18 @@ def serve(options: BoardOptions, service: ServerSettings) -> None:
             say_on_stderr(board_description(board))
             say_on_stderr(f"serving {server.url}")
             while todo.get() == signal.SIGHUP:
-                say_on_stderr(reload_web_config(server, file))
+                reload_web_config(server, file)
 
 
-def reload_web_config(server: ExporterServer, file: Path | None) -> str:
-    """Read the web configuration again; a file that is wrong changes nothing. What to say."""
+def reload_web_config(server: ExporterServer, file: Path | None) -> None:
+    """Read the web configuration again, and say so; a file that is wrong changes nothing."""
     if file is None:
-        return "SIGHUP: there is no --web-config to read again"
+        return say_on_stderr("SIGHUP: there is no --web-config to read again")
     try:
         server.replace_config(load_web_config(file))
     except WebConfigError as error:
-        return f"SIGHUP: all stays as it was: {error}"
-    return f"SIGHUP: {file} is read again"
+        return say_on_stderr(f"SIGHUP: all stays as it was: {error}")
+    say_on_stderr(f"SIGHUP: {file} is read again")
 
 
 def listen_error_text(address: tuple[str, int], error: OSError) -> str:

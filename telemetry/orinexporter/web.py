@@ -197,7 +197,7 @@ class ExporterServer:
     ) -> None:
         self.exporter = exporter
         self._config = config or WebConfig()
-        context = self._config.ssl_context()
+        context = self._config.new_ssl_context()
         self._context = None
         if context is not None:
             self._context = RenewableSslContext(ssl.PROTOCOL_TLS_SERVER)
@@ -317,7 +317,7 @@ class ExporterServer:
 
         Whether there is TLS at all is settled at the start.
         """
-        context = config.ssl_context()
+        context = config.new_ssl_context()
         if (context is None) != (self._context is None):
             one, other = ("with", "without") if self._context else ("without", "with")
             raise WebConfigError(

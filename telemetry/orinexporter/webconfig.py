@@ -34,7 +34,7 @@ class WebConfig:
     users: dict[str, bytes] = field(default_factory=dict)
     tls: dict[str, str] | None = None
 
-    def ssl_context(self) -> ssl.SSLContext | None:
+    def new_ssl_context(self) -> ssl.SSLContext | None:
         """The context to serve with; None without TLS. Raises WebConfigError."""
         if self.tls is None:
             return None

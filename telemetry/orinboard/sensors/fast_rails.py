@@ -206,7 +206,7 @@ class FastRailReader:
         """Voltage, current and power of every rail that answers."""
         now = self.clock()
         if now >= self._next_look_up:
-            self._open_meters(files)
+            self._reopen_meters(files)
             self._next_look_up = now + (LOOK_UP_SECONDS if self._meters else SEARCH_SECONDS)
         if not self._meters:
             return Readings()
@@ -230,7 +230,7 @@ class FastRailReader:
             for number in range(len(self._meters))
             if number in self._shown
         )
-        self._find_counting_rails(rails)
+        self._update_counting_rails(rails)
         return Readings(rails=rails)
 
     def _rail_with_voltage_due(self, now: float) -> int | None:
@@ -252,8 +252,8 @@ class FastRailReader:
         self._turn += 1
         return {others[self._turn % len(others)]}
 
-    def _find_counting_rails(self, rails: tuple[Rail, ...]) -> None:
-        """Find the rails that are summed; all of them where nobody knows."""
+    def _update_counting_rails(self, rails: tuple[Rail, ...]) -> None:
+        """Note which rails are summed; all of them where nobody knows."""
         whole = boundary_of_rails(rails, self.choice)
         names = set(whole.rails) if whole else set(unique_rail_keys(rails))
         shown = [number for number in range(len(self._meters)) if number in self._shown]
@@ -262,7 +262,7 @@ class FastRailReader:
         # One that did not answer is asked again each time.
         self._counting = counting | (set(range(len(self._meters))) - set(shown))
 
-    def _open_meters(self, files: FileReader) -> None:
+    def _reopen_meters(self, files: FileReader) -> None:
         self.close()
         found = find_power_channels(files)
         for channel in found:

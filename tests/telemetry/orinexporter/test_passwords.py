@@ -29,7 +29,7 @@ def test_the_least_version_of_tls(tmp_path: Path) -> None:
     certificate(tmp_path, "one")
     for line, least in (("", ssl.TLSVersion.TLSv1_2), ("TLS13", ssl.TLSVersion.TLSv1_3)):
         text = TLS + (f"  min_version: {line}\n" if line else "")
-        context = load_web_config(web_config(tmp_path, text)).ssl_context()
+        context = load_web_config(web_config(tmp_path, text)).new_ssl_context()
         assert context and context.minimum_version == least
 
 

@@ -261,7 +261,7 @@ def test_a_bad_file_is_refused_in_a_line(text: str, complaint: str, tmp_path: Pa
 
 def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(WebConfigError, match=r"one.crt.*one.key: No such file"):
-        load_web_config(web_config(tmp_path, TLS)).ssl_context()
+        load_web_config(web_config(tmp_path, TLS)).new_ssl_context()
 
 
 def test_sighup_reads_the_file_again_or_refuses(show: Show, tmp_path: Path) -> None:
