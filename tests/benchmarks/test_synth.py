@@ -20,8 +20,8 @@ from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import BenchError
 from orinbench.model import SUPPORTED_TYPES, open_model
-from orinbench.synth import cached_synthetic, synth_command, write_synthetic
-from orinbench.synth.random_blocks import SYNTHETIC_TYPES, random_rows
+from orinbench.synth import find_or_write_synthetic, synth_command, write_synthetic
+from orinbench.synth.random_blocks import SYNTHETIC_TYPES, random_tensor_chunks
 from orinbench.synth.shapes import QUANTS, SHAPES, ModelShape
 
 # Of the tensors' bytes alone: the header depends on the gguf library's version.
@@ -92,7 +92,7 @@ def test_what_is_written_is_read_back(
 
 @pytest.mark.parametrize("tensor_type", SYNTHETIC_TYPES, ids=lambda t: t.name)
 def test_weights_have_the_wanted_spread(tensor_type: GGMLQuantizationType) -> None:
-    raw = np.concatenate(list(random_rows(tensor_type, 1 << 20, 0.02, 0, "w")))
+    raw = np.concatenate(list(random_tensor_chunks(tensor_type, 1 << 20, 0.02, 0, "w")))
     weights = dequantize(raw.reshape(1024, -1), tensor_type).astype(np.float64)
     assert weights.shape == (1024, 1024)
     assert weights.std() == pytest.approx(0.02, rel=0.03)
@@ -145,7 +145,7 @@ def test_tinygrads_tokenizer_takes_the_vocabulary(tmp_path: Path) -> None:
 def test_memory_stays_small_whatever_the_tensor(tmp_path: Path) -> None:
     tracemalloc.start()
     for tensor_type in (GGMLQuantizationType.F16, GGMLQuantizationType.Q6_K):
-        for chunk in itertools.islice(random_rows(tensor_type, 1 << 30, 0.02, 0, "w"), 3):
+        for chunk in itertools.islice(random_tensor_chunks(tensor_type, 1 << 30, 0.02, 0, "w"), 3):
             assert chunk.nbytes <= 16 << 20
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -188,17 +188,19 @@ def test_ctrl_c_leaves_nothing_half_and_the_old_file_whole(tmp_path: Path) -> No
 def test_the_cache_writes_once_and_mends_what_is_broken(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls: list[tuple[int, int]] = []
-    path = cached_synthetic("tiny", "Q8_0", 3, lambda done, total: calls.append((done, total)))
+    path = find_or_write_synthetic(
+        "tiny", "Q8_0", 3, lambda done, total: calls.append((done, total))
+    )
     assert path.parent == tmp_path / "tinygrad-orin" / "models"
     assert calls[-1][0] == calls[-1][1] == sum(
         tensor.n_bytes for tensor in open_model(path).tensors.values()
     )  # fmt: skip
     content, stamp = path.read_bytes(), path.stat().st_mtime_ns
-    assert cached_synthetic("tiny", "Q8_0", 3) == path
+    assert find_or_write_synthetic("tiny", "Q8_0", 3) == path
     assert path.stat().st_mtime_ns == stamp
     path.write_bytes(content[:-1])
-    assert cached_synthetic("tiny", "Q8_0", 3).read_bytes() == content
-    assert cached_synthetic("tiny", "Q8_0", 4) != path
+    assert find_or_write_synthetic("tiny", "Q8_0", 3).read_bytes() == content
+    assert find_or_write_synthetic("tiny", "Q8_0", 4) != path
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_a_wrong_name_lists_the_right_ones(
     assert str(result.exception).startswith(message)
     assert not list(tmp_path.iterdir())
     with pytest.raises(BenchError, match="no such"):
-        cached_synthetic(arguments[1], arguments[-1], 0)
+        find_or_write_synthetic(arguments[1], arguments[-1], 0)
 
 
 def test_the_command_says_what_it_wrote_and_does_not_replace_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from orinbench.measure.backends.tinygrad_backend import open_failure
 from orinbench.measure.plan import TINYGRAD_DEVICES, is_backend_name
 from orinbench.options import ModelOptions
 from orinbench.progress import Progress
-from orinbench.synth import cached_synthetic, progress_callback
+from orinbench.synth import find_or_write_synthetic, make_progress_callback
 
 
 def find_or_make_models(options: ModelOptions, talk: Progress) -> tuple[list[Path], bool]:
@@ -28,8 +28,8 @@ def find_or_make_models(options: ModelOptions, talk: Progress) -> tuple[list[Pat
                     "without -m; leave one of the two out"
                 )
         return list(dict.fromkeys(given)), False
-    path = cached_synthetic(
-        options.shape, options.quant, 0, progress_callback("writing the synthetic model")
+    path = find_or_write_synthetic(
+        options.shape, options.quant, 0, make_progress_callback("writing the synthetic model")
     )
     talk.print_line(
         f"no -m: synthetic model {options.shape} {options.quant} (random weights), {path}"

@@ -14,6 +14,7 @@ from orinbench.files_and_json import parse_dataclass
 
 #: Where requests go, by the name that `--endpoint` takes.
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_ODD = "not OpenAI's stream"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class AnswerTimes:
     output_tokens: int | None = None
     error: str | None = None
 
-    def note_text_time(self, now: float) -> None:
+    def record_text_time(self, now: float) -> None:
         """Count a piece of text that came."""
         if self.last is None:
             self.first = now
@@ -140,22 +141,24 @@ class Client:
         answer = AnswerTimes(due)
         try:
             async with asyncio.timeout(self._timeout):
-                answer.error = await self._stream_answer(prompt, answer)
+                await self._fill_answer_times(prompt, answer)
         except TimeoutError:
             answer.error = f"not complete after {self._timeout:g} s (--timeout)"
         except httpx.HTTPError as error:
             answer.error = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
-        except (ValueError, RecursionError, BenchError) as error:
-            answer.error = f"not OpenAI's stream: {error}"
+        except BenchError as error:
+            answer.error = str(error)
+        except (ValueError, RecursionError) as error:
+            answer.error = f"{_ODD}: {error}"
         return answer
 
-    async def _stream_answer(self, prompt: Prompt, answer: AnswerTimes) -> str | None:
+    async def _fill_answer_times(self, prompt: Prompt, answer: AnswerTimes) -> None:
         async with self._client.stream(
             "POST", self._url, json=self._request_body(prompt)
         ) as response:
             if response.status_code != 200:
                 said = (await response.aread()).decode(errors="replace")
-                return f"status {response.status_code}: {_error_message(said)}"
+                raise BenchError(f"status {response.status_code}: {_error_message(said)}")
             usage = None
             async for data in _iterate_event_data(response.aiter_bytes()):
                 now = time.perf_counter()
@@ -163,20 +166,19 @@ class Client:
                 if not isinstance(event, dict):
                     raise ValueError(f"an event is {data[:60]!r}, and no object")
                 if event.get("error"):
-                    return f"in the stream: {_error_message(data)}"
+                    raise BenchError(f"in the stream: {_error_message(data)}")
                 if _event_text(event):
-                    answer.note_text_time(now)
+                    answer.record_text_time(now)
                 if event.get("usage"):
-                    usage = parse_dataclass(TokenUsage, event["usage"], "usage")
+                    usage = parse_dataclass(TokenUsage, event["usage"], f"{_ODD}: usage")
         if answer.first is None:
-            return "the answer has no text"
+            raise BenchError("the answer has no text")
         if usage is None:
-            return "the answer has no usage, so its tokens are not known"
+            raise BenchError("the answer has no usage, so its tokens are not known")
         if fault := usage.fault_text(prompt.max_tokens):
-            return f"the usage counts {fault}"
+            raise BenchError(f"the usage counts {fault}")
         answer.prompt_tokens, answer.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         answer.output_tokens = usage.completion_tokens
-        return None
 
 
 async def _iterate_event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:

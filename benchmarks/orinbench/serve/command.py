@@ -35,7 +35,7 @@ from orinbench.serve.load import Load
 from orinbench.serve.load_statistics import parse_goals
 from orinbench.serve.output import render_json, render_md
 from orinbench.serve.run import LoadPlan, Server, ServeResults, run_rounds
-from orinbench.serve.servers import STARTED, ServerCapacity, server_command, started_server
+from orinbench.serve.servers import STARTED, ServerCapacity, server_argv, started_server
 
 # Seeds of the run's texts lie so far apart; a request takes one.
 _SEED_STEP = 1_000_003
@@ -173,7 +173,7 @@ def _make_plan(options: ServeOptions, loads: tuple[Load, ...]) -> LoadPlan:
         if not keys:
             raise BenchError(f"--api-key-file {path}: is empty; a key was expected")
         headers["Authorization"] = f"Bearer {keys[0]}"
-    pictures, rows = _parse_pictures(options)
+    pictures, rows = _pictures_and_token_count(options)
     return LoadPlan(
         loads=loads,
         rounds=options.rounds,
@@ -191,7 +191,7 @@ def _make_plan(options: ServeOptions, loads: tuple[Load, ...]) -> LoadPlan:
     )
 
 
-def _parse_pictures(options: ServeOptions) -> tuple[RandomPictures | None, int | None]:
+def _pictures_and_token_count(options: ServeOptions) -> tuple[RandomPictures | None, int | None]:
     if options.picture is None:
         if options.mmproj is not None:
             raise BenchError(f"--mmproj {options.mmproj}: is of --picture, which is not given")
@@ -215,7 +215,7 @@ def _prompt_maker(model: Path | None, length: int, seed: int) -> Callable[[int],
     return lambda i: prompt_text(model, length, base + i)
 
 
-def _running_server(url: str) -> AbstractContextManager[str]:
+def _url_as_context(url: str) -> AbstractContextManager[str]:
     return nullcontext(url)
 
 
@@ -240,7 +240,7 @@ def _make_servers(options: ServeOptions, plan: LoadPlan) -> tuple[Server, ...]:
         _require_http_url(url)
     if not names and not options.urls:
         raise BenchError("--url or --start: no server; give --url URL, or --start with -m FILE")
-    found = [Server(url, partial(_running_server, url)) for url in dict.fromkeys(options.urls)]
+    found = [Server(url, partial(_url_as_context, url)) for url in dict.fromkeys(options.urls)]
     for name in dict.fromkeys(names):
         if options.model is None:
             raise BenchError(f"--start {options.start}: serves a file; name it with -m FILE")
@@ -251,7 +251,7 @@ def _make_servers(options: ServeOptions, plan: LoadPlan) -> tuple[Server, ...]:
         more = options.flags[name]
         if options.mmproj is not None:
             more += f" --mmproj {shlex.quote(str(options.mmproj))}"
-        server_command(name, room, 0, more)  # raises where there is no program
+        server_argv(name, room, 0, more)  # raises where there is no program
         serve = partial(started_server, name, room, more, options.timeout, options.verbose)
         found.append(Server(name, serve, fresh=True))
     return tuple(found)

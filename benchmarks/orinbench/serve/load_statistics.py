@@ -43,7 +43,7 @@ class LoadStatistics:
     client_cpu: float
 
 
-def load_statistics(stretches: Sequence[LoadResult], goals: Goals) -> LoadStatistics:
+def statistics_of_load(stretches: Sequence[LoadResult], goals: Goals) -> LoadStatistics:
     """Return the figures of one load, of all its stretches together."""
     answers = [answer for stretch in stretches for answer in stretch.answers]
     good = [answer for answer in answers if answer.error is None]
@@ -64,10 +64,10 @@ def load_statistics(stretches: Sequence[LoadResult], goals: Goals) -> LoadStatis
         output_tokens_s=output / seconds,
         total_tokens_s=(prompt + output) / seconds,
         goodput_s=kept / seconds if goals else None,
-        ttft_ms=_percentiles([answer.ttft_s for answer in good]),
-        tpot_ms=_percentiles(tpot),
-        itl_ms=_percentiles([gap for answer in good for gap in answer.gaps_s]),
-        e2e_ms=_percentiles([answer.e2e_s for answer in good]),
+        ttft_ms=_mean_and_percentiles_ms([answer.ttft_s for answer in good]),
+        tpot_ms=_mean_and_percentiles_ms(tpot),
+        itl_ms=_mean_and_percentiles_ms([gap for answer in good for gap in answer.gaps_s]),
+        e2e_ms=_mean_and_percentiles_ms([answer.e2e_s for answer in good]),
         client_cpu=max(stretch.cpu_share for stretch in stretches),
     )
 
@@ -77,7 +77,7 @@ def _meets_goals(answer: AnswerTimes, goals: Goals) -> bool:
     return all(1e3 * times[name] <= limit for name, limit in goals.items())
 
 
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+def _mean_and_percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
     if not seconds:
         return {}
     ms = 1e3 * np.asarray(seconds)

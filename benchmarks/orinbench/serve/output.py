@@ -34,7 +34,7 @@ def render_md(results: ServeResults) -> str:
     ]
     if not rows:
         return "Interrupted before the first figure.\n"
-    notes = "\n".join(f"- {note}" for note in _notes(results, rows))
+    notes = "\n".join(f"- {note}" for note in _notes_below_tables(results, rows))
     return f"{_throughput_table(rows)}\n\n{_latency_table(rows)}\n\n{notes}\n"
 
 
@@ -64,7 +64,7 @@ def _latency_table(rows: list[Row]) -> str:
     return markdown_table(titles, cells, titles[3:])
 
 
-def _notes(results: ServeResults, rows: list[Row]) -> list[str]:
+def _notes_below_tables(results: ServeResults, rows: list[Row]) -> list[str]:
     plan = results.plan
     compared = results.comparisons()
     needed = rounds_needed(len(compared))

@@ -17,7 +17,7 @@ from orinbench.pictures import RandomPictures
 from orinbench.progress import Progress
 from orinbench.serve.client import Client, Prompt
 from orinbench.serve.load import Load, LoadResult, ask_all
-from orinbench.serve.load_statistics import Goals, LoadStatistics, load_statistics
+from orinbench.serve.load_statistics import Goals, LoadStatistics, statistics_of_load
 from orinbench.serve.servers import first_served_model
 
 # Before each load so many requests go at once, untimed, for so many tokens: kernels and graphs of
@@ -87,7 +87,7 @@ class ServeResults:
     def statistics_of(self, server: str, load: Load) -> LoadStatistics | None:
         """Return what all rounds of a server under a load come to; None before the first."""
         found = self.stretches.get((server, load))
-        return load_statistics(list(found.values()), self.plan.goals) if found else None
+        return statistics_of_load(list(found.values()), self.plan.goals) if found else None
 
     def comparisons(self) -> list[tuple[str, str, Load, str, Comparison]]:
         """Compare each server with the baseline, llama-server if it is there, else the first.
@@ -117,7 +117,7 @@ class ServeResults:
         self, name: str, load: Load, value: Callable[[LoadStatistics], float | None]
     ) -> dict[int, float]:
         rounds = self.stretches.get((name, load), {})
-        values = {r: value(load_statistics([stretch], {})) for r, stretch in rounds.items()}
+        values = {r: value(statistics_of_load([stretch], {})) for r, stretch in rounds.items()}
         return {r: found for r, found in values.items() if found is not None}
 
 

@@ -36,7 +36,7 @@ class ServerCapacity:
         return self.tokens + _SPARE_TOKENS
 
 
-def server_command(name: str, room: ServerCapacity, port: int, more: str) -> list[str]:
+def server_argv(name: str, room: ServerCapacity, port: int, more: str) -> list[str]:
     """Return the command of a server that `--start` names; `more` are its user's own flags.
 
     Raises BenchError where there is no such program, or where no shell could read the flags.
@@ -76,7 +76,7 @@ def started_server(
         return False
 
     try:
-        child = ChildProcess(server_command(name, room, port, more), verbose=verbose)
+        child = ChildProcess(server_argv(name, room, port, more), verbose=verbose)
     except OSError as error:
         raise BenchError(f"--start {name}: does not start: {error.strerror}") from None
     with child:

@@ -21,7 +21,7 @@ from orinbench.judge.saved_results import JudgedTest, SavedComparison
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import ADVICE, UNJUDGED, interval_text, ratio_text, verdict_text
 from orinbench.show.table import Table, table_notes, table_of
-from orinbench.show.timeline import READINGS, ReadingPanel, read_panels
+from orinbench.show.timeline import READINGS, ReadingPanel, panels_and_axis_text
 
 HEROES = 4
 FEW_NAMES = 3
@@ -48,7 +48,7 @@ class HeadlineFigure:
 
 
 @dataclass(frozen=True)
-class PageVerdict:
+class VerdictLine:
     """A comparison: its glyph, its kind for the style sheet, and its sentence."""
 
     glyph: str
@@ -77,7 +77,7 @@ class Chart:
 
     title: str
     groups: dict[str, list[Bar]]
-    verdicts: Mapping[str, Sequence[PageVerdict]] = field(default_factory=dict)
+    verdicts: Mapping[str, Sequence[VerdictLine]] = field(default_factory=dict)
     whole: bool = False
 
 
@@ -93,7 +93,7 @@ class Section:
     panels: Sequence[ReadingPanel] = ()
 
     @property
-    def series(self) -> list[str]:
+    def series_names(self) -> list[str]:
         """Meanings of the panels' colours."""
         return list(dict.fromkeys(name for panel in self.panels for name in panel.points))
 
@@ -127,15 +127,15 @@ class PageRuns:
         return f"{self.run_name(record)} {record.backend}" if several else self.run_name(record)
 
     @cached_property
-    def labels(self) -> dict[str, str]:
+    def label_by_identity(self) -> dict[str, str]:
         """Tests by the identity of their records."""
         return test_labels(self.all_records)
 
     def test_label(self, record: Record) -> str:
         """Return a record's test, which no other of its backend has."""
-        return self.labels[measurement_identity(record)]
+        return self.label_by_identity[measurement_identity(record)]
 
-    def judged_tests(self) -> Iterator[tuple[str, JudgedTest]]:
+    def judged_runs_and_tests(self) -> Iterator[tuple[str, JudgedTest]]:
         """Yield each test of a run that the first has, too."""
         for name, compared in self.compared.items():
             for test in compared.judged:
@@ -224,7 +224,7 @@ def _headline_figures(runs: PageRuns) -> list[HeadlineFigure]:
     for record in [r for r in measured if first and r.backend == first.backend][:HEROES]:
         lines = [
             _ratio_text(test.comparison.ratio, name, test.comparison.verdict.value)
-            for run, test in runs.judged_tests()
+            for run, test in runs.judged_runs_and_tests()
             if (run, test.case) == (runs.run_name(record), measurement_identity(record))
             for name in [runs.first_name]
         ]
@@ -234,11 +234,11 @@ def _headline_figures(runs: PageRuns) -> list[HeadlineFigure]:
         ]
         if record.roofline_percent:
             lines.append(f"{record.roofline_percent:.0f} % of the roofline")
-        figure = _first_text_ms if _is_first_text(record) else _throughput
-        unit = "ms" if _is_first_text(record) else record.unit
+        figure = _first_text_ms if _measures_first_text(record) else _throughput
+        unit = "ms" if _measures_first_text(record) else record.unit
         heroes.append(
             HeadlineFigure(
-                short_number(figure(record) or 0.0), unit, runs.test_label(record), lines
+                short_number_text(figure(record) or 0.0), unit, runs.test_label(record), lines
             )
         )
     return heroes
@@ -251,30 +251,32 @@ def _ratio_text(ratio: float, baseline: str, verdict: str) -> str:
     return f"{ratio:.3g} × {baseline}{shown}"
 
 
-def _page_verdict(verdict: str, text: str) -> PageVerdict:
-    return PageVerdict(GLYPHS.get(verdict, "?"), verdict.split()[0], text)
+def _verdict_line(verdict: str, text: str) -> VerdictLine:
+    return VerdictLine(GLYPHS.get(verdict, "?"), verdict.split()[0], text)
 
 
-def _run_verdicts(runs: PageRuns) -> Iterator[PageVerdict]:
+def _run_verdicts(runs: PageRuns) -> Iterator[VerdictLine]:
     without: dict[str, dict[str, None]] = {}
-    for name, test in runs.judged_tests():
+    for name, test in runs.judged_runs_and_tests():
         verdict = test.comparison.verdict
         said = verdict_text(test.comparison, name, runs.first_name, "process", "runs of -r 10")
         if verdict not in UNJUDGED:
-            yield _page_verdict(verdict.value, f"{runs.labels[test.case]}, {test.backend}: {said}.")
+            yield _verdict_line(
+                verdict.value, f"{runs.label_by_identity[test.case]}, {test.backend}: {said}."
+            )
         else:
             without.setdefault(verdict.value, {})[name] = None
     for why, names in without.items():
         said = f"{runs.first_name} and {', '.join(names)}: {why}"
-        yield _page_verdict("?", f"{said}. Below each test is how much they differ. {ADVICE}")
+        yield _verdict_line("?", f"{said}. Below each test is how much they differ. {ADVICE}")
 
 
-def _backend_verdicts(runs: PageRuns) -> Iterator[PageVerdict]:
+def _backend_verdicts(runs: PageRuns) -> Iterator[VerdictLine]:
     for name, records in runs.records.items():
         for record in records:
             for found in record.comparisons:
                 where = f"{name}, " * bool(name) + runs.test_label(record)
-                yield _page_verdict(found["verdict"], f"{where}: {found['text']}.")
+                yield _verdict_line(found["verdict"], f"{where}: {found['text']}.")
 
 
 Figure = Callable[[Record], float | None]
@@ -289,7 +291,7 @@ SHARES = (
 _throughput: Figure = attrgetter("median_or_mean")
 
 
-def _is_first_text(record: Record) -> bool:
+def _measures_first_text(record: Record) -> bool:
     return "first_text_ms" in record.extra
 
 
@@ -302,7 +304,7 @@ def _result_sections(runs: PageRuns) -> Iterator[Section]:
     """Yield a section for each benchmark and unit, and one for times to the first text."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in runs.all_records:
-        unit = "ms" if _is_first_text(record) else record.unit
+        unit = "ms" if _measures_first_text(record) else record.unit
         groups.setdefault((record.benchmark, unit), []).append(record)
     throughputs = sum(unit != "ms" for _, unit in groups)
     for number, ((benchmark, unit), members) in enumerate(groups.items()):
@@ -354,15 +356,17 @@ def _bar_chart(
                 runs.test_label(record) if alone else runs.series_name(record),
                 runs.series_name(record),
                 min(100.0, 100 * figure / most),
-                short_number(figure),
+                short_number_text(figure),
                 100 * end[0] / most if end else None,
                 100 * end[1] / most if end else None,
             )
             for (record, figure), end in zip(members, ends, strict=True)
         ]
-    verdicts: dict[str, list[PageVerdict]] = {}
-    for run, test in runs.judged_tests() if interval else ():
-        verdicts.setdefault(runs.labels[test.case], []).append(_verdict_below_bars(run, test, runs))
+    verdicts: dict[str, list[VerdictLine]] = {}
+    for run, test in runs.judged_runs_and_tests() if interval else ():
+        verdicts.setdefault(runs.label_by_identity[test.case], []).append(
+            _verdict_below_bars(run, test, runs)
+        )
     return Chart(title, drawn, verdicts, full is not None)
 
 
@@ -376,42 +380,36 @@ def _interval_ends(record: Record, value: Figure) -> tuple[float, float] | None:
     return times_centre / record.ci95_high_ts, times_centre / record.ci95_low_ts
 
 
-def _verdict_below_bars(run: str, test: JudgedTest, runs: PageRuns) -> PageVerdict:
+def _verdict_below_bars(run: str, test: JudgedTest, runs: PageRuns) -> VerdictLine:
     comparison, verdict = test.comparison, test.comparison.verdict
     inside = interval_text(comparison.ci_low, comparison.ci_high, " ({} to {} at 95 %)")
     said = f"{run}, {test.backend}: {ratio_text(comparison.ratio)} × {runs.first_name}{inside}"
     shown = f"no verdict: {verdict.value}" if verdict in UNJUDGED else verdict.value
-    return _page_verdict(verdict.value, f"{said}, {shown}")
+    return _verdict_line(verdict.value, f"{said}, {shown}")
 
 
 def _timeline_sections(runs: PageRuns) -> Iterator[Section]:
     for number, (name, records) in enumerate(runs.records.items()):
-        yield from _timeline_section(runs, number, name, records)
+        panels, across = panels_and_axis_text(records, runs.series_name)
+        if not panels:
+            continue
+        rows = [
+            [panel.title, *(f"{x:.4g}" for x in (v[0], v[-1], min(v), max(v)))]
+            for panel in panels
+            for v in [panel.values]
+        ]
+        titles = ["reading", "first", "last", "least", "most"]
+        table = Table(titles, rows, frozenset(titles[1:]))
+        shown = {panel.title for panel in panels}
+        missing = [title.split(",")[0] for title in READINGS if title not in shown]
+        lead = f"One point a repetition, at its end; from left to right: {across}."
+        if missing:
+            lead += f" No sensor for: {', '.join(missing)}."
+        key, title = (f"run-{number}", f"Over the run: {name}") if name else ("run", "Over the run")
+        yield Section(key, title, lead, table, panels=panels)
 
 
-def _timeline_section(
-    runs: PageRuns, number: int, name: str, records: Sequence[Record]
-) -> Iterator[Section]:
-    panels, across = read_panels(records, runs.series_name)
-    if not panels:
-        return
-    rows = [
-        [panel.title, *(f"{x:.4g}" for x in (v[0], v[-1], min(v), max(v)))]
-        for panel in panels
-        for v in [panel.values]
-    ]
-    titles = ["reading", "first", "last", "least", "most"]
-    table = Table(titles, rows, frozenset(titles[1:]))
-    shown = {panel.title for panel in panels}
-    missing = [title.split(",")[0] for title in READINGS if title not in shown]
-    lead = f"One point a repetition, at its end; from left to right: {across}."
-    if missing:
-        lead += f" No sensor for: {', '.join(missing)}."
-    key, title = (f"run-{number}", f"Over the run: {name}") if name else ("run", "Over the run")
-    yield Section(key, title, lead, table, panels=panels)
-
-
-def short_number(value: float) -> str:
+def short_number_text(value: float) -> str:
     """Return a number as a person reads it: three figures, thousands as k, M, G."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= factor:

@@ -51,7 +51,7 @@ def table_of(records: Sequence[Record], whole: bool = False) -> Table:
     """Return the table of records that all have a model, or none."""
     columns = [
         column
-        for column in _columns(records, whole)
+        for column in _shown_columns(records, whole)
         if not column.optional or any(map(column.cell, records))
     ]
     return Table(
@@ -61,7 +61,7 @@ def table_of(records: Sequence[Record], whole: bool = False) -> Table:
     )
 
 
-def _columns(records: Sequence[Record], whole: bool) -> list[Column]:
+def _shown_columns(records: Sequence[Record], whole: bool) -> list[Column]:
     """Return llama-bench's columns and all of ours, or those that a reader asks for first."""
     if not records[0].model_type:
         return SUITE
@@ -91,11 +91,11 @@ def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list
         }
         backends = {is_llama_cpp for is_llama_cpp, _ in seen}
         if len(seen) > len(backends) or name in always:
-            columns.append(Column(titles.get(name, name), _field_cell(name, str)))
+            columns.append(Column(titles.get(name, name), _cell_maker(name, str)))
     return columns
 
 
-def _field_cell(path: str, form: Callable[[Any], str]) -> Callable[[Record], str]:
+def _cell_maker(path: str, form: Callable[[Any], str]) -> Callable[[Record], str]:
     """Return the cell of a field, or of a part of one (`extra/kernels`), empty for None."""
 
     def cell(record: Record) -> str:
@@ -175,70 +175,70 @@ def _ratios_text(record: Record) -> str:
 
 _percent = "{:.1f} %".format
 _digits = "{:.3g}".format
-BACKEND = Column("backend", _field_cell("backend", str), right=False)
+BACKEND = Column("backend", _cell_maker("backend", str), right=False)
 INTERVAL = Column(
     "95 % interval", lambda record: _interval_text(record.ci95_low_ts, record.ci95_high_ts)
 )
-FIRST_TEXT = Column("first text", _field_cell("extra/first_text_ms", _ms_text), optional=True)
-PICTURE = Column("picture", _field_cell("extra/picture_ms", _ms_text), optional=True)
-JOULES = Column("J/token", _field_cell("joules_per_token", _digits), optional=True)
+FIRST_TEXT = Column("first text", _cell_maker("extra/first_text_ms", _ms_text), optional=True)
+PICTURE = Column("picture", _cell_maker("extra/picture_ms", _ms_text), optional=True)
+JOULES = Column("J/token", _cell_maker("joules_per_token", _digits), optional=True)
 MODEL = [
-    Column("model", _field_cell("model_type", str), right=False),
-    Column("size", _field_cell("model_size", _size_text)),
-    Column("params", _field_cell("model_n_params", _params_text)),
+    Column("model", _cell_maker("model_type", str), right=False),
+    Column("size", _cell_maker("model_size", _size_text)),
+    Column("params", _cell_maker("model_n_params", _params_text)),
 ]
 WHOLE = [
-    Column("test", _field_cell("test", str)),
+    Column("test", _cell_maker("test", str)),
     Column("t/s", _throughput_text),
-    Column("median", _field_cell("median_ts", _number_text)),
+    Column("median", _cell_maker("median_ts", _number_text)),
     INTERVAL,
     Column("p5 – p95", lambda its: _interval_text(its.p5_ts, its.p95_ts)),
     FIRST_TEXT,
     PICTURE,
-    Column("roofline", _field_cell("roofline_percent", _percent)),
-    Column("kernels/token", _field_cell("kernels_per_token", str)),
+    Column("roofline", _cell_maker("roofline_percent", _percent)),
+    Column("kernels/token", _cell_maker("kernels_per_token", str)),
     Column("peak memory", memory_text),
     JOULES,
-    Column("t/s/W", _field_cell("tokens_per_joule", _digits), optional=True),
+    Column("t/s/W", _cell_maker("tokens_per_joule", _digits), optional=True),
 ]
 SHORT = [
-    Column("test", _field_cell("test", str), right=False),
+    Column("test", _cell_maker("test", str), right=False),
     Column("t/s, median", _median_text),
     INTERVAL,
     FIRST_TEXT,
     PICTURE,
 ]
 MEMORY = [
-    Column("of roofline", _field_cell("roofline_percent", _percent)),
+    Column("of roofline", _cell_maker("roofline_percent", _percent)),
     Column("memory", memory_text),
 ]
 ENVELOPE = [
-    Column("each", _field_cell("extra/envelope/ms", _ms_text)),
-    Column("at 1.3 GHz *", _field_cell("extra/envelope/orin_ms", _ms_text)),
-    Column("memory *", _field_cell("extra/envelope/orin_memory_floor_ms", _ms_text)),
+    Column("each", _cell_maker("extra/envelope/ms", _ms_text)),
+    Column("at 1.3 GHz *", _cell_maker("extra/envelope/orin_ms", _ms_text)),
+    Column("memory *", _cell_maker("extra/envelope/orin_memory_floor_ms", _ms_text)),
 ]
 SUITE = [
-    Column("benchmark", _field_cell("benchmark", str), right=False),
-    Column("test", _field_cell("test", str), right=False),
+    Column("benchmark", _cell_maker("benchmark", str), right=False),
+    Column("test", _cell_maker("test", str), right=False),
     BACKEND,
     Column("per second", _throughput_text),
-    Column("unit", _field_cell("unit", str), right=False),
-    Column("median", _field_cell("median_ts", _number_text)),
+    Column("unit", _cell_maker("unit", str), right=False),
+    Column("median", _cell_maker("median_ts", _number_text)),
     INTERVAL,
-    Column("of peak", _field_cell("peak_percent", _percent), optional=True),
-    Column("of copy bandwidth", _field_cell("roofline_percent", _percent), optional=True),
-    Column("p50", _field_cell("extra/p50_us", time_text), optional=True),
-    Column("p99", _field_cell("extra/p99_us", time_text), optional=True),
-    Column("p99.9", _field_cell("extra/p99.9_us", time_text), optional=True),
-    Column("max", _field_cell("extra/max_us", time_text), optional=True),
-    Column("kernels", _field_cell("extra/kernels", str), optional=True),
+    Column("of peak", _cell_maker("peak_percent", _percent), optional=True),
+    Column("of copy bandwidth", _cell_maker("roofline_percent", _percent), optional=True),
+    Column("p50", _cell_maker("extra/p50_us", time_text), optional=True),
+    Column("p99", _cell_maker("extra/p99_us", time_text), optional=True),
+    Column("p99.9", _cell_maker("extra/p99.9_us", time_text), optional=True),
+    Column("max", _cell_maker("extra/max_us", time_text), optional=True),
+    Column("kernels", _cell_maker("extra/kernels", str), optional=True),
     Column("of the first", _ratios_text, optional=True),
-    Column("J/unit", _field_cell("joules_per_token", _digits), optional=True),
-    Column("unit/J", _field_cell("tokens_per_joule", _digits), optional=True),
+    Column("J/unit", _cell_maker("joules_per_token", _digits), optional=True),
+    Column("unit/J", _cell_maker("tokens_per_joule", _digits), optional=True),
 ]
 
 
-def _envelope_note(record: Record) -> str:
+def _orin_estimate_note(record: Record) -> str:
     if not (found := record.extra.get("envelope")):
         return ""
     clock = found.get("clock_mhz")
@@ -266,7 +266,7 @@ def table_notes(records: Sequence[Record]) -> list[str]:
         if said := record.extra.get("in_words"):
             found.append(f"{name} {record.test}: {said}.")
     found += [_first_token_note(record) for record in records]
-    found += [_envelope_note(record) for record in records]
+    found += [_orin_estimate_note(record) for record in records]
     found += [_roofline_note(record) for record in records]
     found += [f"Timed {what}." for what in timed_region_notes(records)]
     for record in records:
@@ -296,13 +296,13 @@ def table_notes(records: Sequence[Record]) -> list[str]:
             f"Samples: {counted_noun(first.repetitions, 'round')}{planned}; "
             f"in each, every backend and test once, in an order drawn with seed {first.seed}; "
             f"{counted_noun(processes, 'fresh process')} of each backend. "
-            f"Not timed: {_excluded_note(records)}."
+            f"Not timed: {_untimed_text(records)}."
         )
     found.append(_machine_note(records))
     return [note for note in dict.fromkeys(found) if note]
 
 
-def _excluded_note(records: Sequence[Record]) -> str:
+def _untimed_text(records: Sequence[Record]) -> str:
     found: dict[str, list[str]] = {}
     for record in records:
         tests = found.setdefault(record.excluded or "", [])

@@ -1,7 +1,7 @@
 """The machine from repetition to repetition, out of records of any benchmark."""
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ def _speed_percent(record: Record, index: int) -> float | None:
 
 
 def _gpu_mhz(record: Record, index: int) -> float | None:
-    gpus = _sample_entry(record.board_after, index).get("gpus", ())
+    gpus = _sample_or_empty(record.board_after, index).get("gpus", ())
     hertz = max((gpu.get("current_hz") or 0 for gpu in gpus), default=0)
     return _clock_after(record, index, "gpu_mhz") or hertz / 1e6 or None
 
@@ -39,13 +39,13 @@ def _cpu_mhz(record: Record, index: int) -> float | None:
 
 
 def _clock_after(record: Record, index: int, name: str) -> float | None:
-    found: float | None = (_sample_entry(record.clocks, index).get("after") or {}).get(name)
+    found: float | None = (_sample_or_empty(record.clocks, index).get("after") or {}).get(name)
     return found
 
 
 def _celsius(record: Record, index: int) -> float | None:
     """Return the junction's temperature, or that of the hottest zone."""
-    zones = _sample_entry(record.board_after, index).get("zones", ())
+    zones = _sample_or_empty(record.board_after, index).get("zones", ())
     read = ((zone.get("name"), zone.get("celsius")) for zone in zones)
     celsius = {name: float(found) for name, found in read if found is not None}
     return celsius.get(JUNCTION) or max(celsius.values(), default=None)
@@ -53,10 +53,10 @@ def _celsius(record: Record, index: int) -> float | None:
 
 def _watts(record: Record, index: int) -> float | None:
     """Return the module's power at the end of the repetition, or that of the rails it summed."""
-    board = _sample_entry(record.board_after, index)
+    board = _sample_or_empty(record.board_after, index)
     if (watts := board.get("module_watts")) is not None:
         return float(watts)
-    summed = _sample_entry(record.energy, index).get("summed", ())
+    summed = _sample_or_empty(record.energy, index).get("summed", ())
     rails = [rail.get("watts") for rail in board.get("rails", ()) if rail.get("name") in summed]
     known = [float(watts) for watts in rails if watts is not None]
     return sum(known) if known else None
@@ -72,7 +72,7 @@ READINGS: dict[str, Callable[[Record, int], float | None]] = {
 }
 
 
-def read_panels(
+def panels_and_axis_text(
     records: Sequence[Record], series: Callable[[Record], str] = lambda record: record.backend
 ) -> tuple[list[ReadingPanel], str]:
     """Return a panel of each reading that the records have, and what goes from left to right.
@@ -80,28 +80,30 @@ def read_panels(
     Only machines with an energy sensor record when a repetition was; elsewhere it is the round.
     """
     places = [(record, index) for record in records for index in range(len(record.samples_ts))]
-    ends = [_sample_entry(record.energy, index).get("ended") for record, index in places]
+    ends = [_sample_or_empty(record.energy, index).get("ended") for record, index in places]
     across = [float(end) for end in ends if end is not None]
     if not (timed := len(across) == len(places)):
-        across = [_round_number(record, index) for record, index in places]
+        rounds = (r.rounds[at] if at < len(r.rounds) else at for r, at in places)
+        across = [float(number + 1) for number in rounds]
     moments = sorted(zip(across, places, strict=True), key=lambda moment: moment[0])
     if len(moments) < 2:
         return [], ""
     start, end = moments[0][0], moments[-1][0]
     at = [(100 * (x - start) / ((end - start) or 1), *place) for x, place in moments]
     what = "seconds since the first repetition ended" if timed else "round"
-    return [panel for title in READINGS for panel in _panel_of_reading(title, at, series)], what
+    panels = (_panel_of_reading(title, at, series) for title in READINGS)
+    return [panel for panel in panels if panel is not None], what
 
 
 def _panel_of_reading(
     title: str, moments: Sequence[tuple[float, Record, int]], series: Callable[[Record], str]
-) -> Iterator[ReadingPanel]:
-    """Yield the panel of a reading, none if nothing tells it; power begins at zero."""
+) -> ReadingPanel | None:
+    """Return the panel of a reading, None if nothing tells it; power begins at zero."""
     read = READINGS[title]
     found = [(x, record, read(record, index)) for x, record, index in moments]
     known = [(x, record, value) for x, record, value in found if value is not None]
     if not known:
-        return
+        return None
     values = [value for *_, value in known]
     least, most = 0.0 if read is _watts else min(values), max(values)
     # A flat line is no mountain range.
@@ -110,12 +112,8 @@ def _panel_of_reading(
     for x, record, value in known:
         place = round(x, 2), round(100 - 100 * (value - least) / room, 2)
         points.setdefault(series(record), []).append(place)
-    yield ReadingPanel(title, values, least, least + room, points)
+    return ReadingPanel(title, values, least, least + room, points)
 
 
-def _round_number(record: Record, index: int) -> float:
-    return float(record.rounds[index] if index < len(record.rounds) else index) + 1
-
-
-def _sample_entry(samples: Sequence[Plain | None] | None, index: int) -> Mapping[str, Any]:
+def _sample_or_empty(samples: Sequence[Plain | None] | None, index: int) -> Mapping[str, Any]:
     return (samples and index < len(samples) and samples[index]) or {}

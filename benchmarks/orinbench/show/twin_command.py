@@ -39,7 +39,7 @@ def twin_command(results: tuple[Path, ...], output: str) -> None:
         click.echo(json.dumps(rows, ensure_ascii=False))
     else:
         click.echo(_prediction_table(rows))
-        click.echo(_calibration_notes(known, twin))
+        click.echo(_calibration_text(known, twin))
 
 
 def _records_and_work(paths: tuple[Path, ...]) -> Iterator[tuple[Record, TimedWork]]:
@@ -112,7 +112,7 @@ def _joules_text(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
-def _calibration_notes(known: TwinCalibration, twin: OrinTwin) -> str:
+def _calibration_text(known: TwinCalibration, twin: OrinTwin) -> str:
     tokens, prompts = (
         "{0} {name}: median error {1:.1%}, nine of ten below {2:.1%}, largest {3:.1%}".format(
             *twin.error_summary(is_prompt), name="prompts" if is_prompt else "tokens"

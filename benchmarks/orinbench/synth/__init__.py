@@ -22,7 +22,7 @@ from orinbench.errors import BenchError
 from orinbench.model import open_model
 from orinbench.options import AT_LEAST_1, option, seed_option
 from orinbench.progress import Progress
-from orinbench.synth.random_blocks import normal_floats, random_rows
+from orinbench.synth.random_blocks import normal_floats, random_tensor_chunks
 from orinbench.synth.shapes import (
     QUANTS,
     SHAPES,
@@ -77,18 +77,18 @@ def write_synthetic(
             # llama.cpp asks models with "phi3" in their names for tokens that these have not.
             name = f"synthetic {shape_name.replace('phi3', 'phi')} {quant_name} seed {seed}"
             _add_metadata(writer, shape, quant, name)
-            _add_tensors(writer, shape, quant)
-            _write_tensors(writer, shape, quant, seed, progress, total)
+            _add_tensor_infos(writer, shape, quant)
+            _write_header_and_tensors(writer, shape, quant, seed, progress, total)
     except OSError as error:
         raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def write_sparse_model(path: Path, shape_name: str, quant_name: str) -> None:
+def write_model_of_zeros(path: Path, shape_name: str, quant_name: str) -> None:
     """Write a synthetic model's header, and tensors of zeros that take no room on most disks."""
     shape, quant = shape_named(shape_name), quant_named(quant_name)
     writer = GGUFWriter(path, shape.architecture)
     _add_metadata(writer, shape, quant, f"outline {shape_name} {quant_name}")
-    _add_tensors(writer, shape, quant)
+    _add_tensor_infos(writer, shape, quant)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -100,7 +100,7 @@ def write_sparse_model(path: Path, shape_name: str, quant_name: str) -> None:
     os.truncate(path, -(-end // _ALIGNMENT) * _ALIGNMENT + total)
 
 
-def _add_tensors(writer: GGUFWriter, shape: ModelShape, quant: QuantRecipe) -> None:
+def _add_tensor_infos(writer: GGUFWriter, shape: ModelShape, quant: QuantRecipe) -> None:
     for tensor, dims, tensor_type, n_bytes, _ in _tensor_layouts(shape, quant):
         row_bytes = (*dims[:-1], n_bytes // math.prod(dims[:-1]))
         writer.add_tensor_info(
@@ -108,7 +108,7 @@ def _add_tensors(writer: GGUFWriter, shape: ModelShape, quant: QuantRecipe) -> N
         )
 
 
-def cached_synthetic(
+def find_or_write_synthetic(
     shape: str, quant: str, seed: int, progress: ProgressCallback | None = None
 ) -> Path:
     """Return the path of a synthetic model in the user's cache; write it if it is not there.
@@ -141,7 +141,7 @@ def _tensor_layouts(
         yield name, dims, tensor_type, math.prod(dims) // block * block_bytes, draw
 
 
-def _write_tensors(
+def _write_header_and_tensors(
     writer: GGUFWriter,
     shape: ModelShape,
     quant: QuantRecipe,
@@ -159,7 +159,9 @@ def _write_tensors(
     for name, dims, tensor_type, n_bytes, draw in _tensor_layouts(shape, quant):
         chunks: Iterable[np.ndarray]
         if draw == WeightDraw.MATRIX:
-            chunks = random_rows(tensor_type, math.prod(dims), shape.weight_std, seed, name)
+            chunks = random_tensor_chunks(
+                tensor_type, math.prod(dims), shape.weight_std, seed, name
+            )
         else:
             values = normal_floats(PCG64(SeedSequence([seed, *name.encode()])), math.prod(dims))
             chunks = [_DRAWS[draw](values, shape).astype(np.float32)]
@@ -220,7 +222,7 @@ def _add_metadata(writer: GGUFWriter, shape: ModelShape, quant: QuantRecipe, nam
     for key, value in shape.metadata.items():
         _VALUES[type(value)](writer, f"{shape.architecture}.{key}", value)
     writer.add_vocab_size(shape.vocab_size)
-    tokens, merges = _vocabulary(shape.vocab_size)
+    tokens, merges = _tokens_and_merges(shape.vocab_size)
     n_normal = len(tokens) - len(_SPECIAL_TOKENS)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
@@ -234,7 +236,7 @@ def _add_metadata(writer: GGUFWriter, shape: ModelShape, quant: QuantRecipe, nam
     writer.add_eot_token_id(tokens.index("<|eot_id|>"))
 
 
-def _vocabulary(size: int) -> tuple[list[str], list[str]]:
+def _tokens_and_merges(size: int) -> tuple[list[str], list[str]]:
     """Return `size` tokens of a byte-level BPE, and its merges.
 
     The 256 bytes in GPT-2's spelling, then pairs, triples and quadruples of small letters, of which
@@ -267,7 +269,7 @@ def _replacing_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def progress_callback(what: str) -> ProgressCallback:
+def make_progress_callback(what: str) -> ProgressCallback:
     """Return what says how much of a model is written, where that takes long."""
     talk = Progress()
 
@@ -300,7 +302,7 @@ def synth_command(
     if out.exists() and not force:
         raise BenchError(f"{out}: exists already; pass --force to replace it")
     write_synthetic(
-        out, shape, quant, seed, progress_callback(f"synthetic {shape} {quant}"), context
+        out, shape, quant, seed, make_progress_callback(f"synthetic {shape} {quant}"), context
     )
     model = open_model(out)
     click.echo(

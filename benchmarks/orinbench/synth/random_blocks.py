@@ -79,7 +79,7 @@ SYNTHETIC_TYPES = (*_LAYOUTS, _T.MXFP4, *_FLOATS)
 _SPREAD_RMS = float(np.sqrt(13 / 12))
 
 
-def random_rows(
+def random_tensor_chunks(
     tensor_type: GGMLQuantizationType, n_elements: int, std: float, seed: int, name: str
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of a tensor of `n_elements` weights of standard deviation `std`, in chunks.
@@ -93,9 +93,9 @@ def random_rows(
     for start in range(0, n_blocks, step := _CHUNK_BYTES // block_bytes):
         count = min(step, n_blocks - start)
         if tensor_type in _FLOATS:
-            yield _random_floats(bits, tensor_type, count, std)
+            yield _random_float_bytes(bits, tensor_type, count, std)
         elif tensor_type == _T.MXFP4:
-            yield _random_mxfp4(bits, count, std)
+            yield _random_mxfp4_blocks(bits, count, std)
         else:
             yield _random_blocks(bits, tensor_type, count, std)
 
@@ -108,7 +108,7 @@ def normal_floats(bits: PCG64, count: int) -> NDArray[np.float32]:
     return values
 
 
-def _random_floats(
+def _random_float_bytes(
     bits: PCG64, tensor_type: GGMLQuantizationType, count: int, std: float
 ) -> NDArray[np.uint8]:
     values = normal_floats(bits, count) * np.float32(std)
@@ -119,7 +119,7 @@ def _random_floats(
     return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
 
 
-def _random_mxfp4(bits: PCG64, count: int, std: float) -> NDArray[np.uint8]:
+def _random_mxfp4_blocks(bits: PCG64, count: int, std: float) -> NDArray[np.uint8]:
     """Blocks whose exponents are two neighbours, mixed so that the weights' rms is `std`."""
     n_bytes = GGML_QUANT_SIZES[_T.MXFP4][1]
     random: NDArray[np.uint8] = bits.random_raw((count * n_bytes + 7) // 8).view(np.uint8)

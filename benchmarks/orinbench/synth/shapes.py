@@ -69,7 +69,7 @@ class ModelShape:
             parts = (
                 *self._mixer_tensors(layer),
                 *self._feed_forward_tensors(),
-                *self._proposing_tensors(layer),
+                *self._mtp_tensors(layer),
             )
             for name, dims, draw in parts:
                 found.append((f"blk.{layer}.{name}", dims, draw))
@@ -107,23 +107,23 @@ class ModelShape:
         yield "shortconv.out_proj.weight", (self.n_embd, self.n_embd), WeightDraw.MATRIX
         yield (
             "shortconv.conv.weight",
-            (self.n_embd, self._metadata_size("shortconv.l_cache")),
+            (self.n_embd, self._metadata_int("shortconv.l_cache")),
             WeightDraw.TAPS,
         )
         yield "attn_norm.weight", (self.n_embd,), WeightDraw.NORM
 
     def _delta_net_tensors(self) -> Iterator[Tensor]:
         inner, heads = (
-            self._metadata_size("ssm.inner_size"),
-            self._metadata_size("ssm.time_step_rank"),
+            self._metadata_int("ssm.inner_size"),
+            self._metadata_int("ssm.time_step_rank"),
         )
-        rows = inner + 2 * self._metadata_size("ssm.group_count") * self._metadata_size(
+        rows = inner + 2 * self._metadata_int("ssm.group_count") * self._metadata_int(
             "ssm.state_size"
         )
         yield "attn_qkv.weight", (rows, self.n_embd), WeightDraw.MATRIX
         yield "attn_gate.weight", (inner, self.n_embd), WeightDraw.MATRIX
         yield "ssm_out.weight", (self.n_embd, inner), WeightDraw.MATRIX
-        yield "ssm_conv1d.weight", (rows, self._metadata_size("ssm.conv_kernel")), WeightDraw.TAPS
+        yield "ssm_conv1d.weight", (rows, self._metadata_int("ssm.conv_kernel")), WeightDraw.TAPS
         yield "ssm_dt.bias", (heads,), WeightDraw.BIAS
         yield "ssm_a", (heads,), WeightDraw.DECAY
         yield "ssm_alpha.weight", (heads, self.n_embd), WeightDraw.ROUTER
@@ -132,7 +132,7 @@ class ModelShape:
         yield "attn_norm.weight", (self.n_embd,), WeightDraw.NORM
         yield "post_attention_norm.weight", (self.n_embd,), WeightDraw.NORM
 
-    def _metadata_size(self, key: str) -> int:
+    def _metadata_int(self, key: str) -> int:
         size = self.metadata[key]
         assert isinstance(size, int)
         return size
@@ -182,7 +182,7 @@ class ModelShape:
         if self.architecture == "gpt-oss":
             yield "ffn_gate_inp.bias", (self.n_experts,), WeightDraw.BIAS
 
-    def _proposing_tensors(self, layer: int) -> Iterator[Tensor]:
+    def _mtp_tensors(self, layer: int) -> Iterator[Tensor]:
         if layer >= self.n_layers:
             yield "nextn.eh_proj.weight", (self.n_embd, 2 * self.n_embd), WeightDraw.MATRIX
             for name in ("enorm", "hnorm", "shared_head_norm"):

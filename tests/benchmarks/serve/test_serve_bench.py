@@ -33,11 +33,11 @@ from orinbench.pictures import RandomPictures
 from orinbench.progress import Progress
 from orinbench.serve.client import AnswerTimes, Client, Prompt
 from orinbench.serve.load import Load, LoadResult, arrival_times, ask_all
-from orinbench.serve.load_statistics import load_statistics, parse_goals
+from orinbench.serve.load_statistics import parse_goals, statistics_of_load
 from orinbench.serve.output import render_json, render_md
 from orinbench.serve.run import LoadPlan, Server, ServeResults
 from orinbench.serve.run import run_rounds as run_plan
-from orinbench.serve.servers import ServerCapacity, server_command
+from orinbench.serve.servers import ServerCapacity, server_argv
 
 run = partial(orinbench, "serve-bench")
 FIRST_S, GAP_S = 0.05, 0.02
@@ -69,7 +69,7 @@ def test_figures_of_known_answers() -> None:
         first = 10.0 + ttft
         return AnswerTimes(10.0, first, first + sum(gaps), gaps, 100, 40, tokens)
 
-    found = load_statistics(
+    found = statistics_of_load(
         [
             stretch(answer(0.1, [0.02, 0.03], 3), answer(0.3, [0.04], 3)),
             stretch(
@@ -89,7 +89,7 @@ def test_figures_of_known_answers() -> None:
     assert found.tpot_ms["mean"] == pytest.approx((25 + 20) / 2)
     assert found.e2e_ms["p99"] == pytest.approx(200 + 0.98 * 140)
     assert found.goodput_s == 2 / 4  # the second is late
-    nothing = load_statistics([stretch(AnswerTimes(1.0, error="x"))], {})
+    nothing = statistics_of_load([stretch(AnswerTimes(1.0, error="x"))], {})
     assert nothing.ttft_ms == {} and nothing.goodput_s is None and nothing.output_tokens_s == 0
 
 
@@ -151,7 +151,7 @@ def test_a_late_client_counts_and_what_follows_the_text_does_not() -> None:
         if prompt.text == "0":
             time.sleep(0.1)
         answer = AnswerTimes(due, prompt_tokens=1, output_tokens=1)
-        answer.note_text_time(time.perf_counter())
+        answer.record_text_time(time.perf_counter())
         await asyncio.sleep(0.5)
         return answer
 
@@ -376,12 +376,12 @@ def test_servers_are_started_in_turns_and_compared(
 def test_what_is_started_holds_the_load(fake_server_binary: Path) -> None:
     room = ServerCapacity(Path("m.gguf"), slots=8, tokens=640, queue=32)
     where = "--host 127.0.0.1 --port 81"
-    ours = " ".join(server_command("orinllm", room, 81, "--deterministic"))
+    ours = " ".join(server_argv("orinllm", room, 81, "--deterministic"))
     assert ours.endswith(f"serve m.gguf -c 704 --queue 32 {where} --deterministic")
-    theirs = " ".join(server_command("llama-server", room, 81, "-ngl 99"))
+    theirs = " ".join(server_argv("llama-server", room, 81, "-ngl 99"))
     assert theirs.endswith(f"-m m.gguf -c 5632 -np 8 {where} -ngl 99")
     with pytest.raises(BenchError, match="--orinllm-flags '-x: no closing quotation"):
-        server_command("orinllm", room, 81, "'-x")
+        server_argv("orinllm", room, 81, "'-x")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from orinbench.judge.load_results import completed_record, load_records
 from orinbench.judge.saved_results import compare_saved
 from orinbench.judge.schema import Plain, Record
 from orinbench.judge.verdict import Noise
-from orinbench.show.html_page import PageRuns, render_run, render_runs, short_number
-from orinbench.show.timeline import ReadingPanel, read_panels
+from orinbench.show.html_page import PageRuns, render_run, render_runs, short_number_text
+from orinbench.show.timeline import ReadingPanel, panels_and_axis_text
 
 DATA = Path(__file__).parents[1] / "judge/history/data"
 HOSTILE = '<script>alert(1)</script>"\'&{{7*7}}$\\frac{1}{</svg></style>#0068a8 id="x\x00\x1b'
@@ -218,13 +218,13 @@ def test_other_benchmarks_are_read_by_their_fields(plain_records: list[Record]) 
 
 def test_numbers_are_short() -> None:
     numbers = (0.0123456, 1.5, 999.4, 1562.07, 57884.5, 3.2e6, 4.5e9)
-    assert [short_number(number) for number in numbers] == [
+    assert [short_number_text(number) for number in numbers] == [
         *("0.0123", "1.5", "999", "1562", "57.9 k", "3.2 M", "4.5 G")
     ]  # fmt: skip
 
 
 def by_title(records: list[Record]) -> tuple[dict[str, ReadingPanel], str]:
-    panels, across = read_panels(records)
+    panels, across = panels_and_axis_text(records)
     return {panel.title.partition(",")[0]: panel for panel in panels}, across
 
 

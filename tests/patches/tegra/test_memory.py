@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.patches.tegra.device import Tegra
 
-from orinbench.synth import shapes, write_sparse_model
+from orinbench.synth import shapes, write_model_of_zeros
 
 STAGING = 64 << 20
 # A depot of 256 ints that the index keeps out of registers; the loop makes it last.
@@ -284,7 +284,7 @@ def test_the_engine_loads_where_one_buffer_is_refused(
     base = shapes.SHAPES["tiny-qwen3moe"]
     shape = replace(base, n_layers=3, n_embd=768, n_ff=768, n_experts=64)
     monkeypatch.setitem(shapes.SHAPES, "large", shape)
-    write_sparse_model(tmp_path / "model.gguf", "large", "Q6_K")
+    write_model_of_zeros(tmp_path / "model.gguf", "large", "Q6_K")
     size = (tmp_path / "model.gguf").stat().st_size
     assert 1 / 16 < size / 4.4e9 < 1 / 15
     release = ("--board", "nano8", "--memory-end", "refuse")

@@ -18,7 +18,7 @@ from orinbench.child import run_command
 from orinbench.errors import BenchError
 from orinbench.model import open_model
 from orinbench.show.markdown import markdown_table
-from orinbench.synth import write_sparse_model
+from orinbench.synth import write_model_of_zeros
 from orinllm.gpu.host_compiler import cuda_wheel_file
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def synthetic_launches(shape: str, quant: str, arch: str, sequences: int = 1) ->
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "outline.gguf"
-        write_sparse_model(path, shape, quant)
+        write_model_of_zeros(path, shape, quant)
         return model_launches(path, arch, sequences)
 
 

@@ -33,7 +33,7 @@ from orinbench.measure.suite.gpt2 import (
     device_tensor,
     random_weights,
 )
-from orinbench.synth.random_blocks import random_rows
+from orinbench.synth.random_blocks import random_tensor_chunks
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -247,7 +247,7 @@ def make_gemv_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     The weights are unpacked inside the kernel; the product is checked against the `gguf` package.
     """
     kind, (rows, columns) = GGMLQuantizationType[case["type"]], (case["rows"], case["columns"])
-    raw = np.concatenate(list(random_rows(kind, rows * columns, 1.0, seed, "gemv")))
+    raw = np.concatenate(list(random_tensor_chunks(kind, rows * columns, 1.0, seed, "gemv")))
     vector = np.random.default_rng(seed).standard_normal(columns).astype(np.float16)
     packed = Tensor(raw.reshape(-1).view(np.uint8)).to(Device.DEFAULT).realize()
     x = Tensor(vector).realize()
