@@ -181,8 +181,8 @@ def read_matching_projector(path: str | Path, network: Network) -> tuple[GGUF, P
     """Read an mmproj file of a language model; raises BadInput, one line."""
     clip, projector = read_projector(path)
     config, gguf, width = network.config, network.gguf, projector.encoder.out_width
-    parts = f"{1 + config.deepstack_parts} times " if config.deepstack_parts else ""
-    if width != config.dim * (1 + config.deepstack_parts):
+    parts = f"{1 + config.n_deepstack_parts} times " if config.n_deepstack_parts else ""
+    if width != config.dim * (1 + config.n_deepstack_parts):
         raise BadInput(
             f"{clip.path}: its rows have {width} numbers, and tokens of {gguf.path} {parts}"
             f"{config.dim}; an mmproj file of the same model was expected"
@@ -237,7 +237,7 @@ def describe_projector(mmproj: str | Path, network: Network) -> Iterator[str]:
     patches = f"{shape.patches_per_side**2} patches"
     if encoder.free is not None:
         n, patches = f"up to {projector.largest_tile_row_count(network.context):,} rows", "patches"
-        each = f"a row each {encoder.block_pixels} x {encoder.block_pixels} pixels"
+        each = f"a row each {encoder.block_side_pixels} x {encoder.block_side_pixels} pixels"
     yield f"pictures      {clip.path}: {projector.kind}, {n}"
     yield f"              {each}, {patches} of width {shape.width}"
     weights, rows = encoder_memory_bytes(clip, projector, network.context)

@@ -92,7 +92,7 @@ class ScheduledSequence:
     @property
     def has_finite_pictures(self) -> bool:
         """Say whether all rows of its pictures are numbers."""
-        return all(np.isfinite(picture.rows).all() for picture in self.pictures)
+        return all(np.isfinite(picture.encoded_rows).all() for picture in self.pictures)
 
     @property
     def is_ready_to_decode(self) -> bool:

@@ -28,8 +28,8 @@ from orinllm.network.vision.pictures import (
     Turns,
     mrope_positions,
     mrope_positions_of_text,
-    picture_rows_ahead,
-    picture_rows_in,
+    picture_places_and_rows,
+    picture_rows_left_by_token,
     split_into_pieces,
 )
 
@@ -251,10 +251,10 @@ class CpuExecutor:
         """Put rows of pictures where the others are embedded, and say what they see."""
         n, width = len(tokens), self.config.dim
         whole = self.config.whole_pictures
-        self._state.ahead[:n] = picture_rows_ahead(tokens) if whole else [0] * n
+        self._state.ahead[:n] = picture_rows_left_by_token(tokens) if whole else [0] * n
         if any(token < 0 for token in tokens):
-            places, rows = picture_rows_in(tokens)
-            beside = map(self._lowered.picture_rows_address, range(self.config.deepstack_parts))
+            places, rows = picture_places_and_rows(tokens)
+            beside = map(self._lowered.picture_rows_address, range(self.config.n_deepstack_parts))
             for part, address in enumerate((self._lowered.x, *beside)):
                 raw = (ctypes.c_float * (n * width)).from_address(address)
                 own = rows[:, part * width : (part + 1) * width]

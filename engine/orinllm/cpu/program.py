@@ -15,8 +15,8 @@ from orinllm.network.config import LAYERS, Config
 from orinllm.network.layer import (
     Activate,
     Activation,
+    AddDeepstackRows,
     AddMergedNorms,
-    AddPictureRows,
     Attend,
     Attention,
     Gating,
@@ -228,7 +228,7 @@ class Program:
                     found.append(self._make_op(_SCALE, self.x, self.config.dim, [to], scale=by))
                 case AddMergedNorms():
                     found.append(self._lower_merged_norms(prefix, step.operation))
-                case AddPictureRows(number):
+                case AddDeepstackRows(number):
                     to = MatrixPartStruct(0, 0, self.x, self.config.dim, self.config.dim)
                     beside = self.picture_rows_address(number)
                     found.append(self._make_op(_DEEPSTACK, beside, self.config.dim, [to]))
@@ -297,7 +297,7 @@ class Program:
     ) -> list[OpStruct]:
         q_width, kv_width, qkv = attention.q_width, attention.kv_width, widths[step.source]
         q = self.value_address(step.source)
-        k = q + 4 * attention.q_rows
+        k = q + 4 * attention.q_and_gate_width
         v = k + 4 * kv_width
         of = prefix if attention.reads is None else f"blk.{attention.reads}."
         cache = 2 * kv_width * self.context * self._slots
@@ -313,7 +313,7 @@ class Program:
             "sinks": self._vector_address(f"{prefix}attn_sinks.weight"),
             "scale": attention.scale,
             "softcap": attention.softcap,
-            "head_stride": attention.q_rows // attention.heads,
+            "head_stride": attention.q_and_gate_width // attention.heads,
             "gated": attention.gated,
         }
         if attention.temperature is not None:

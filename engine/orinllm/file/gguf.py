@@ -229,7 +229,7 @@ class _PartFile:
         n_tensors, n_values = struct.unpack_from("<QQ", self._view, 8)
         at = 24
         for _ in range(n_values):
-            key, at = self._read_printable_name(at)
+            key, at = self._printable_name_and_end(at)
             if key in self.metadata:
                 raise _DamagedError(f"{key} appears twice")
             (kind,) = struct.unpack_from("<I", self._view, at)
@@ -240,7 +240,7 @@ class _PartFile:
             )
         found = []
         for _ in range(n_tensors):
-            entry, at = self._read_tensor_entry(at)
+            entry, at = self._tensor_entry_and_end(at)
             found.append(entry)
         alignment = self.metadata.get("general.alignment", 32)
         if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1:
@@ -255,22 +255,22 @@ class _PartFile:
             if one.offset + one.n_bytes > other.offset:
                 raise _DamagedError(f"tensors {one.name} and {other.name} overlap")
 
-    def _read_string(self, at: int) -> tuple[str, int]:
+    def _string_and_end(self, at: int) -> tuple[str, int]:
         (length,) = struct.unpack_from("<Q", self._view, at)
         end = at + 8 + length
         if end > len(self._view):
             raise _DamagedError(_BEYOND)
         return str(self._view[at + 8 : end], "utf-8"), end
 
-    def _read_printable_name(self, at: int) -> tuple[str, int]:
-        name, end = self._read_string(at)
+    def _printable_name_and_end(self, at: int) -> tuple[str, int]:
+        name, end = self._string_and_end(at)
         if not name.isprintable():  # messages show names, each in one line
             raise _DamagedError(f"the name {name[:_MAX_NAME]!r} holds what cannot be printed")
         return name, end
 
     def _add_scalar(self, key: str, kind: int, at: int) -> int:
         if kind == _STRING:
-            text, end = self._read_string(at)
+            text, end = self._string_and_end(at)
             self.metadata.add_lazily(key, lambda: text)
             return end
         if kind not in _SCALARS:
@@ -312,8 +312,8 @@ class _PartFile:
             return strings
         return [part.decode(errors="surrogateescape") for part in found]
 
-    def _read_tensor_entry(self, at: int) -> tuple[tuple[str, int, tuple[int, ...], int], int]:
-        name, at = self._read_printable_name(at)
+    def _tensor_entry_and_end(self, at: int) -> tuple[tuple[str, int, tuple[int, ...], int], int]:
+        name, at = self._printable_name_and_end(at)
         (n_dims,) = struct.unpack_from("<I", self._view, at)
         if len(name.encode()) > _MAX_NAME or n_dims > _MAX_DIMS:
             raise _DamagedError(f"tensor {name[:_MAX_NAME]!r} has {n_dims} dimensions")

@@ -74,7 +74,7 @@ def find_or_fetch_model(given: str | Path, say: Say, choose: "Choose | None" = N
 
     choose = choose or choose_model_files
     try:
-        with _hub_errors_as_bad_input(name):
+        with _translated_hub_errors(name):
             wanted = choose(name, _list_hub_files(name))
     except _NoAnswerError as error:
         if not (cached := _cached_files(name)):
@@ -88,7 +88,7 @@ def find_or_fetch_model(given: str | Path, say: Say, choose: "Choose | None" = N
             say(f"{error}; using the copy that is here")
         return files[0]
     try:
-        with _hub_errors_as_bad_input(name):
+        with _translated_hub_errors(name):
             paths = [_fetch_file(name, file) for file in wanted]
     except _NoAnswerError as error:
         raise BadInput(f"{error}; what has arrived is kept, the same command goes on") from None
@@ -131,7 +131,7 @@ def choose_model_files(name: HubName, files: Iterable[str]) -> list[str]:
         file
         for file in files
         if file.endswith(".gguf") and file.isprintable() and not is_mmproj_name(file)
-        if _is_first_part(file)
+        if (part := _PART.search(file)) is None or int(part[1]) == 1 <= int(part[2])
     )
     if not found:
         raise BadInput(f"{name}: has no GGUF file; {_EXPECTED}")
@@ -155,17 +155,12 @@ def choose_model_files(name: HubName, files: Iterable[str]) -> list[str]:
     return parts
 
 
-def _is_first_part(file: str) -> bool:
-    part = _PART.search(file)
-    return part is None or int(part[1]) == 1 <= int(part[2])
-
-
 class _NoAnswerError(Exception):
     """The hub did not answer, or not to the end."""
 
 
 @contextmanager
-def _hub_errors_as_bad_input(name: HubName) -> Iterator[None]:
+def _translated_hub_errors(name: HubName) -> Iterator[None]:
     """Turn the hub's errors into one line each."""
     from huggingface_hub import errors
 
@@ -210,7 +205,7 @@ def _list_hub_files(name: HubName) -> list[str]:
 
     def guarded() -> Any:
         client = default_client_factory()
-        client.event_hooks["response"].append(_check_response_headers)
+        client.event_hooks["response"].append(_refuse_headers_with_paths)
         return client
 
     set_client_factory(guarded)
@@ -225,7 +220,7 @@ def _list_hub_files(name: HubName) -> list[str]:
     return found
 
 
-def _check_response_headers(response: Any) -> None:
+def _refuse_headers_with_paths(response: Any) -> None:
     """Refuse an answer whose headers lead out of the cache, where they become names of files."""
     for header in ("ETag", "X-Linked-Etag", "X-Repo-Commit"):
         said = response.headers.get(header, "").removeprefix("W/")

@@ -28,8 +28,8 @@ from orinllm.gpu.steps.prompt import ChunkLowering, PieceLowering
 from orinllm.gpu.steps.tokens import TokenLowering, copy_ints
 from orinllm.network.vision.pictures import (
     mrope_positions,
-    picture_rows_ahead,
-    picture_rows_in,
+    picture_places_and_rows,
+    picture_rows_left_by_token,
     position_shift,
     split_into_pieces,
 )
@@ -249,7 +249,7 @@ class FusedExecutor:
             copy_ints(chunk.turns, mrope_positions(text, start, end).T.reshape(-1).tolist())
         copy_ints(chunk.chunk, [start, len(tokens), *(max(token, -1) for token in tokens)])
         if chunk.ahead is not None:
-            copy_ints(chunk.ahead, picture_rows_ahead(tokens))
+            copy_ints(chunk.ahead, picture_rows_left_by_token(tokens))
         if any(token < 0 for token in tokens):
             self._copy_picture_rows(chunk, tokens)
         graph.start()
@@ -257,7 +257,7 @@ class FusedExecutor:
     def _copy_picture_rows(self, chunk: ChunkLowering, tokens: Sequence[int]) -> None:
         """Copy rows of pictures to where the chunk's other tokens are embedded, and beside."""
         width = self.memory.config.dim
-        places, rows = picture_rows_in(tokens)
+        places, rows = picture_places_and_rows(tokens)
         for at, run in _consecutive_runs(places):
             own = rows[at : at + len(run)]
             for index, buffer in enumerate((chunk.residual, *chunk.beside)):

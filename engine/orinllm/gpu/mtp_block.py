@@ -66,7 +66,7 @@ def mtp_weight_bytes(gguf: GGUF, config: Config, model: Network) -> int:
     return sum(
         tensor.n_bytes
         for name, tensor in gguf.tensors.items()
-        if config.uses_tensor(name) and not (shares and model.config.uses_tensor(name))
+        if config.owns_tensor(name) and not (shares and model.config.owns_tensor(name))
     )
 
 

@@ -69,7 +69,7 @@ def make_plan(gguf: GGUF, config: Config, device: str, kv: KvCacheType = F16) ->
 def _weight_bytes_and_layout(gguf: GGUF, config: Config, path: str) -> tuple[int, str]:
     """Return the bytes of the weights on a device, and how they lie there."""
     if path != "cpu":
-        size = sum(t.n_bytes for name, t in gguf.tensors.items() if config.uses_tensor(name))
+        size = sum(t.n_bytes for name, t in gguf.tensors.items() if config.owns_tensor(name))
         return size, "they lie in the file"
     from orinllm.cpu.weight_layout import lies_in_file, weight_bytes
 

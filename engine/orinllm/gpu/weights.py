@@ -86,7 +86,7 @@ class Weights:
         computed = (
             tensor
             for name, tensor in gguf.tensors.items()
-            if config.uses_tensor(name) and name not in self._part_of
+            if config.owns_tensor(name) and name not in self._part_of
         )
         for tensors in _split_into_runs(computed):
             start = tensors[0].offset // _ALIGNMENT * _ALIGNMENT

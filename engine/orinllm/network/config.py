@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from orinllm.errors import BadInput
-from orinllm.network.layer import AddPictureRows, Attention, Layer
+from orinllm.network.layer import AddDeepstackRows, Attention, Layer
 
 #: The value that has what Config.layer_embedding says, of all layers one after the other.
 LAYERS = "layers"
@@ -76,10 +76,10 @@ class Config:
         return any(a.rope is not None and a.rope.axes for a in self.attentions.values())
 
     @cached_property
-    def deepstack_parts(self) -> int:
+    def n_deepstack_parts(self) -> int:
         """The parts that rows of pictures have beside their embeddings, each `dim` wide."""
         operations = (op for layer in self.layers for op in layer.operations)
-        return sum(isinstance(op, AddPictureRows) for op in operations)
+        return sum(isinstance(op, AddDeepstackRows) for op in operations)
 
     @cached_property
     def value_widths(self) -> dict[str, int]:
@@ -90,7 +90,7 @@ class Config:
                 found[name] = max(width, found.get(name, 0))
         return found
 
-    def uses_tensor(self, tensor: str) -> bool:
+    def owns_tensor(self, tensor: str) -> bool:
         """Say whether a tensor of the file is of no block, or of one of these layers.
 
         Behind a model's layers are blocks that propose later tokens.

@@ -82,7 +82,7 @@ class Attention:
     reads: int | None = None  # the layer whose keys and values are read; None: it has its own
 
     @property
-    def q_rows(self) -> int:
+    def q_and_gate_width(self) -> int:
         """Elements of a token's queries, and of their gates."""
         return (1 + self.gated) * self.q_width
 
@@ -219,7 +219,7 @@ class AddMergedNorms:
 
 
 @dataclass(frozen=True)
-class AddPictureRows:
+class AddDeepstackRows:
     """X += what rows of pictures have beside their embeddings, its part `part`; text has none."""
 
     part: int
@@ -307,7 +307,7 @@ Root = (
     | Activate
     | ScaleResidual
     | AddMergedNorms
-    | AddPictureRows
+    | AddDeepstackRows
     | Recurrence
 )
 Operation = Root | Norm | Gate | AddToResidual
@@ -423,15 +423,15 @@ def _group_into_steps(operations: Sequence[Operation]) -> Iterator[Step]:
             continue
         if isinstance(operation, Gate | AddToResidual):
             raise ValueError(f"{operation} does not follow what it reads")
-        if isinstance(operation, ScaleResidual | AddMergedNorms | AddPictureRows):
+        if isinstance(operation, ScaleResidual | AddMergedNorms | AddDeepstackRows):
             yield Step(operation, X)
             norms = {name: norm for name, norm in norms.items() if norm.of != X}
             continue
         norm, post, add = norms.get(operation.of), None, None
-        gate = _take_reader(rest, Gate, operation.out)
+        gate = _take_next_if_reading(rest, Gate, operation.out)
         if gate is None:
-            post = _take_reader(rest, Norm, operation.out)
-            add = _take_reader(rest, AddToResidual, post.out if post else operation.out)
+            post = _take_next_if_reading(rest, Norm, operation.out)
+            add = _take_next_if_reading(rest, AddToResidual, post.out if post else operation.out)
         if post is not None and add is None:
             raise ValueError(f"{post} is followed by no sum")
         yield Step(operation, norm.of if norm else operation.of, norm, gate, post, add)
@@ -439,7 +439,7 @@ def _group_into_steps(operations: Sequence[Operation]) -> Iterator[Step]:
             norms = {name: norm for name, norm in norms.items() if norm.of != X}
 
 
-def _take_reader(rest: deque[Operation], kind: type[Reader], of: str) -> Reader | None:
+def _take_next_if_reading(rest: deque[Operation], kind: type[Reader], of: str) -> Reader | None:
     """Take the next operation, if it is of a kind and reads a value."""
     if rest and isinstance(first := rest[0], kind) and first.of == of:
         rest.popleft()

@@ -81,19 +81,19 @@ class AnswerParser(ABC):
     def push(self, text: str) -> Delta:
         """Take more of the answer; return what is certain by now."""
         self._buffer += text
-        while self._read_step(final=False):
+        while self._read_up_to_mark(final=False):
             pass
         return self._take_delta()
 
     def flush(self) -> Delta:
         """End the answer; return what was held back."""
-        while self._read_step(final=True):
+        while self._read_up_to_mark(final=True):
             pass
         self._give_out_rest()
         return self._take_delta()
 
     @abstractmethod
-    def _read_step(self, final: bool) -> bool:
+    def _read_up_to_mark(self, final: bool) -> bool:
         """Read up to the next mark; return False if nothing more can be read by now."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class AnswerParser(ABC):
         self._content, self._reasoning, self._calls = [], [], []
         return delta
 
-    def _take_until(self, marks: Sequence[str], final: bool) -> tuple[str, str]:
+    def _take_text_before_mark(self, marks: Sequence[str], final: bool) -> tuple[str, str]:
         """Take the text before the next of `marks` off the buffer; return it and the mark.
 
         The mark stays in the buffer, and so does, unless `final`, an end that may become one.
@@ -202,15 +202,15 @@ class _MarkedParser(AnswerParser):
         self._after_mark = self._in_reasoning  # white space that only sets marks apart is dropped
         self._space = ""  # may stand before a mark, too
 
-    def _read_step(self, final: bool) -> bool:
+    def _read_up_to_mark(self, final: bool) -> bool:
         if self._in_reasoning and self._tag:
             ends = [mark for mark in (self._tag.close, self._frame.opens) if mark]
-            text, mark = self._take_until([*ends, *self._call_marks_in_thought()], final)
+            text, mark = self._take_text_before_mark([*ends, *self._call_marks_in_thought()], final)
             self._add_text(self._reasoning, text)
             if mark in ends:
                 return self._pass_mark(mark, reasoning=False)
-            return self._read_last_calls(mark, final) if mark else False
-        text, mark = self._take_until(self._possible_marks(), final)
+            return self._read_calls_in_thought(mark, final) if mark else False
+        text, mark = self._take_text_before_mark(self._possible_marks(), final)
         # The marks that stand at the beginning alone are none once something was said.
         if text.strip() and not self._began:
             self._buffer = text + self._buffer
@@ -223,7 +223,7 @@ class _MarkedParser(AnswerParser):
             return self._pass_mark(mark, reasoning=True)
         if mark in (self._frame.opens, *self._frame.closes, self._tag and self._tag.close):
             return self._pass_mark(mark, reasoning=False)
-        return self._read_call(mark, final)
+        return self._read_calls_at_mark(mark, final)
 
     def _possible_marks(self) -> list[str]:
         marks = [*self._frame.closes]
@@ -245,7 +245,7 @@ class _MarkedParser(AnswerParser):
         self._in_reasoning, self._after_mark, self._space = reasoning, True, ""
         return True
 
-    def _read_call(self, mark: str, final: bool) -> bool:
+    def _read_calls_at_mark(self, mark: str, final: bool) -> bool:
         assert self._format is not None
         try:
             found = self._format.read_calls(self._buffer, final)
@@ -260,7 +260,7 @@ class _MarkedParser(AnswerParser):
         self._calls += calls
         return self._pass_mark(self._buffer[:end], reasoning=False)
 
-    def _read_last_calls(self, mark: str, final: bool) -> bool:
+    def _read_calls_in_thought(self, mark: str, final: bool) -> bool:
         """Read calls in a thought that was not closed: they are some if nothing follows them."""
         assert self._format is not None and self._tag is not None
         calls, rest, opens = list[ToolCall](), self._buffer, tuple(self._call_marks_in_thought())
@@ -313,10 +313,10 @@ class _HarmonyParser(AnswerParser):
         self._header: str | None = None  # None: between messages, within a header
         self._body = ""
 
-    def _read_step(self, final: bool) -> bool:
+    def _read_up_to_mark(self, final: bool) -> bool:
         if self._header is None:
             return self._read_header(final)
-        text, mark = self._take_until(self._ENDS, final)
+        text, mark = self._take_text_before_mark(self._ENDS, final)
         if self._recipient():
             self._body += text
         else:

@@ -99,7 +99,7 @@ def arguments_schema(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def part_schema(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def property_or_item_schema(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the schema of an object's value, or of an array's; empty if it says nothing."""
     properties = schema.get("properties")
     named = properties.get(name) if isinstance(properties, Mapping) else None
@@ -112,7 +112,7 @@ def string_argument_names(tools: Sequence[Tool], name: str) -> set[str]:
     schema = arguments_schema(tools, name)
     keys = schema.get("properties")
     keys = keys if isinstance(keys, Mapping) else ()
-    return {key for key in keys if part_schema(schema, key).get("type") == "string"}
+    return {key for key in keys if property_or_item_schema(schema, key).get("type") == "string"}
 
 
 def bare_value(text: str, is_string: bool) -> Any:
@@ -282,7 +282,7 @@ def gemma_format(_tools: Sequence[Tool]) -> CallFormat:
         found = re.fullmatch(r"call:([^{]+)(\{.*\})", text, re.DOTALL)
         if found is None:
             raise NoCallError("no call:name{...}")
-        arguments, end = _gemma_value(found[2], 0)
+        arguments, end = _gemma_value_and_end(found[2], 0)
         if end != len(found[2]):
             raise NoCallError("text after the arguments")
         return [_make_call(found[1], arguments)]
@@ -290,13 +290,13 @@ def gemma_format(_tools: Sequence[Tool]) -> CallFormat:
     return EnclosedFormat("<|tool_call>", "<tool_call|>", decode)
 
 
-def _gemma_value(text: str, at: int) -> tuple[Any, int]:
+def _gemma_value_and_end(text: str, at: int) -> tuple[Any, int]:
     """Read one value; return it and where it ends."""
     if text.startswith(_QUOTE, at):
         end = text.index(_QUOTE, at + len(_QUOTE))
         return text[at + len(_QUOTE) : end], end + len(_QUOTE)
     if text[at : at + 1] in ("{", "["):
-        return _gemma_items(text, at)
+        return _gemma_items_and_end(text, at)
     plain = re.compile(r"[^,}\]]+").match(text, at)
     if plain is None:
         raise NoCallError(f"no value at {at}")
@@ -304,7 +304,7 @@ def _gemma_value(text: str, at: int) -> tuple[Any, int]:
     return None if plain[0].strip() == "None" else json.loads(plain[0]), plain.end()
 
 
-def _gemma_items(text: str, at: int) -> tuple[Any, int]:
+def _gemma_items_and_end(text: str, at: int) -> tuple[Any, int]:
     """Read an object or an array; return it and where it ends."""
     is_object, close = text[at] == "{", "}" if text[at] == "{" else "]"
     pairs: list[tuple[str, Any]] = []
@@ -314,7 +314,7 @@ def _gemma_items(text: str, at: int) -> tuple[Any, int]:
         if is_object:
             end = text.index(":", at)
             key, at = text[at:end].strip().replace(_QUOTE, ""), end + 1
-        value, at = _gemma_value(text, at)
+        value, at = _gemma_value_and_end(text, at)
         pairs.append((key, value))
         if not text.startswith((",", close), at):
             raise NoCallError(f"no comma at {at}")

@@ -34,7 +34,7 @@ class Conversation:
         self.system = system
         self.messages: list[dict[str, Any]] = []
 
-    def read_picture(self, source: Any) -> Picture:
+    def make_picture(self, source: Any) -> Picture:
         """Return a picture for a message; raises BadInput for none, or where the model is blind."""
         if self._template.sight is None:
             raise BadInput("the model reads text only; it sees with --mmproj FILE")

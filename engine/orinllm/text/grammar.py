@@ -36,7 +36,10 @@ class GrammarCompiler:
         self._vocabulary = LLTokenizer(
             TokenizerWrapper(_GuidanceVocabulary(tokenizer)), n_vocab=size, eos_token=ends or None
         )
-        self._matcher = functools.lru_cache(_KEPT)(self._recompiled)
+        # What the other process has compiled before.
+        self._matcher = functools.lru_cache(_KEPT)(
+            functools.partial(build_matcher, self._vocabulary)
+        )
 
     @functools.cached_property
     def _compiler_process(self) -> JobProcess:
@@ -61,22 +64,19 @@ class GrammarCompiler:
           loose: Hears the paths of keywords that the answer is not held to.
         """
         try:
-            text, loosened = self._compiled_text(kind, json.dumps(value))
+            text, loosened = self._grammar_and_loose_paths(kind, json.dumps(value))
             matcher = self._matcher(text)
         except (BadInput, RecursionError) as error:
-            raise BadInput(f"{where}: {_one_line(str(error))}") from None
+            said = " ".join(str(error).split())[:400]
+            raise BadInput(f"{where}: {said}") from None
         for path in loosened:
             loose(f"{where}{path}")
         return matcher
 
-    def _compiled_text(self, kind: str, value: str) -> tuple[str, tuple[str, ...]]:
+    def _grammar_and_loose_paths(self, kind: str, value: str) -> tuple[str, tuple[str, ...]]:
         """Return llguidance's grammar, and what it leaves out."""
         found = self._compiler_process.run_job({"kind": kind, "value": value})
         return found["grammar"], tuple(found["loose"])
-
-    def _recompiled(self, text: str) -> LLMatcher:
-        """Compile what the other process has compiled before."""
-        return build_matcher(self._vocabulary, text)
 
     def make_constraint(
         self, matcher: LLMatcher, after: str = "", perhaps: bool = False
@@ -85,10 +85,12 @@ class GrammarCompiler:
 
         perhaps: an answer that does not begin as the grammar's texts do is free.
         """
-        made = MatcherConstraint(matcher.deep_copy(), self._size, self._free_part_reader(after))
+        made = MatcherConstraint(
+            matcher.deep_copy(), self._size, self._free_part_end_detector(after)
+        )
         return OptionalConstraint(made) if perhaps else made
 
-    def _free_part_reader(self, after: str) -> Callable[[int], bool] | None:
+    def _free_part_end_detector(self, after: str) -> Callable[[int], bool] | None:
         """Return what says, token by token, whether the free part is over; None: there is none."""
         if not after:
             return None
@@ -220,7 +222,3 @@ def call_schema(tools: Sequence[Mapping[str, Any]], arguments: str) -> Schema:
             }
         )
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:400]

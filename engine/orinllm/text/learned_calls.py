@@ -20,7 +20,7 @@ from orinllm.text.call_formats import (
     ToolCall,
     arguments_schema,
     bare_value,
-    part_schema,
+    property_or_item_schema,
     string_argument_names,
 )
 
@@ -236,7 +236,7 @@ def _named_shape(one: str, two: str, turn: frozenset[str]) -> CallShape | None:
         again = two.rindex(_NAMES[1], 0, two.rindex(_KEYS[0]))
         between = two[two.index(str(_VALUES[1]), key) : again]
     call = re.sub(r"^[^<]*?>", "", _common_end(before, between))  # not from the middle of a mark
-    arguments, at = _first_json(after)
+    arguments, at = _first_json_and_place(after)
     opens = _opening_mark(before)
     common: dict[str, Any] = {"opens": opens, "before": call, "marks": _marks_in(one)}
     named = tuple(opens + name for name in _NAMES)
@@ -250,7 +250,7 @@ def _named_shape(one: str, two: str, turn: frozenset[str]) -> CallShape | None:
     return CallShape(closes=close, middle=middle, pair=pair, tags=tags, **common)
 
 
-def _first_json(text: str) -> tuple[str | None, int]:
+def _first_json_and_place(text: str) -> tuple[str | None, int]:
     at = text.find("{")
     if at < 0:
         return None, 0
@@ -279,10 +279,10 @@ def _argument_layout(after: str) -> tuple[str, str, str, str]:
     close = close.removesuffix(before)
     key = r"(?P<key>[^<>\"]+?)"
     inner = _pattern_between(to_value, second)
-    last = (_literal_pattern(tag) + "(?P=key)" if twice else "") + _literal_pattern(close)
+    last = (_loose_pattern(tag) + "(?P=key)" if twice else "") + _loose_pattern(close)
     space = r"\s*?" if re.match(r"[^\n]*\n", to_value[-1:] + " ") else ""
     value = r"(?P<value><!\[CDATA\[.*?\]\]>|.*?)"
-    pair = f"{_literal_pattern(before)}{key}{inner}{space}{value}{last}"
+    pair = f"{_loose_pattern(before)}{key}{inner}{space}{value}{last}"
     tags = before.removesuffix("<").lstrip(">") if twice else ""
     return pair, first.removesuffix(before), rest.removeprefix(close), tags
 
@@ -291,9 +291,9 @@ def _pattern_between(first: str, second: str) -> str:
     """Return an expression of a text between key and value, which may say the value's type."""
     same = common_start_length(first, second)
     if same == len(first) == len(second):
-        return _literal_pattern(first)
+        return _loose_pattern(first)
     end = _common_end(first[same:], second[same:])
-    return f"{_literal_pattern(first[:same])}[^<>]*?{_literal_pattern(end)}"
+    return f"{_loose_pattern(first[:same])}[^<>]*?{_loose_pattern(end)}"
 
 
 def _common_end(one: str, other: str) -> str:
@@ -306,7 +306,7 @@ def common_start_length(one: str, other: str) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _literal_pattern(text: str) -> str:
+def _loose_pattern(text: str) -> str:
     """Return an expression of a text: white space as it comes, and ids and counts as any are."""
     parts = re.split(rf"({'|'.join(_IDS)}|{'|'.join(_NAMES)}|\d+|\s+)", text)
     out = []
@@ -340,7 +340,7 @@ class LearnedFormat(CallFormat):
         if shape.keys is None and not shape.named:
             # The section's opening, or the next call's, may stand before each.
             self._call = re.compile(
-                _literal_pattern(shape.before.lstrip()) + _NAME + _literal_pattern(shape.middle)
+                _loose_pattern(shape.before.lstrip()) + _NAME + _loose_pattern(shape.middle)
             )
         self._pair = re.compile(shape.pair, re.DOTALL) if shape.pair else None
 
@@ -439,7 +439,7 @@ def _tagged_arguments(text: str, mark: str, schema: Mapping[str, Any]) -> dict[s
     for close, name, words in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         within, inside = above[-1][1:]
         if not close:
-            above.append((name, part_schema(within, name), [("", words)]))
+            above.append((name, property_or_item_schema(within, name), [("", words)]))
             continue
         if name != above[-1][0]:
             if len(above) == 1:  # it closes what stands around the arguments

@@ -35,7 +35,7 @@ def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
     return _TEXT.format(tools="\n".join(json.dumps(one, ensure_ascii=False) for one in told))
 
 
-def without_tools(
+def with_tools_as_text(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, system: bool
 ) -> list[dict[str, Any]]:
     """Return a conversation without tools, calls and results of a kind that templates must know.

@@ -35,7 +35,7 @@ def loosened_schema(schema: Any, tell: Tell, where: str = "") -> Any:
             found[key] = [loosened_schema(v, tell, f"{path}[{i}]") for i, v in enumerate(value)]
         elif key in _SCHEMAS:
             found[key] = loosened_schema(value, tell, path)
-        elif key in _BOUNDS and _is_beyond(value):
+        elif key in _BOUNDS and isinstance(value, int | float) and abs(value) > _BEYOND:
             tell(path)
         elif key == "pattern" and isinstance(value, str):
             found[key] = without_lookarounds(value)
@@ -43,25 +43,21 @@ def loosened_schema(schema: Any, tell: Tell, where: str = "") -> Any:
                 tell(path)
         else:
             found[key] = value
-    if _is_integer(schema.get("type")) and not found.keys() & {"const", "enum"}:
-        found |= _integer_bounds(found)
+    if _is_integer_type(schema.get("type")) and not found.keys() & {"const", "enum"}:
+        found |= _missing_integer_bounds(found)
     return found
 
 
-def _is_integer(kind: Any) -> bool:
+def _is_integer_type(kind: Any) -> bool:
     kinds = kind if isinstance(kind, list) else [kind]
     return "integer" in kinds and "number" not in kinds
 
 
-def _integer_bounds(schema: Mapping[str, Any]) -> dict[str, int]:
+def _missing_integer_bounds(schema: Mapping[str, Any]) -> dict[str, int]:
     """Return the bounds that an integer lacks: a small model may else write digits for ever."""
     lower = {} if schema.keys() & {"minimum", "exclusiveMinimum"} else {"minimum": 1 - _BEYOND}
     upper = {} if schema.keys() & {"maximum", "exclusiveMaximum"} else {"maximum": _BEYOND - 1}
     return {**lower, **upper}
-
-
-def _is_beyond(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) > _BEYOND
 
 
 _LOOK = re.compile(r"\(\?<?[=!]|\\[bB]")

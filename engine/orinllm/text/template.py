@@ -32,7 +32,7 @@ from orinllm.text.messages import (
     text_of_part,
     unparsed_call,
     with_parsed_calls,
-    without_tools,
+    with_tools_as_text,
 )
 from orinllm.text.processes.job_process import JobProcess
 from orinllm.text.reasoning import TAGS, ReasoningTag
@@ -180,7 +180,7 @@ class ChatTemplate:
             )
         if tools and not self.takes_tools:
             called = with_parsed_calls(messages)
-            messages, tools = without_tools(called, tools, self._reads_system), None
+            messages, tools = with_tools_as_text(called, tools, self._reads_system), None
         prepared = [self._prepared_message(message) for message in messages]
         try:
             text = self._render_messages(prepared, tools, add_generation_prompt, variables)
@@ -279,7 +279,7 @@ class ChatTemplate:
         """A template that knows no pictures leaves such parts out, or prints something else."""
         assert self.sight is not None
         parts = [{"type": "image"}, {"type": "text", "text": _PROBE}]
-        text = self._probe_text({"role": "user", "content": parts})
+        text = self._rendered_or_empty({"role": "user", "content": parts})
         return text.count(self.sight.projector.slot) == 1 and _PROBE in text
 
     def template_for_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
@@ -411,7 +411,7 @@ class ChatTemplate:
         """Return a message in the form that this template reads."""
         if not probing and message.get("tool_calls") and self._learned_calls is None:
             # The template would drop the calls.
-            (message,) = without_tools(with_parsed_calls([message]), None, True)
+            (message,) = with_tools_as_text(with_parsed_calls([message]), None, True)
         prepared = dict(message)
         reasoning = next((message[k] for k in _REASONING if message.get(k) is not None), None)
         if reasoning is not None:
@@ -430,7 +430,7 @@ class ChatTemplate:
             prepared["content"] = ""
         return prepared
 
-    def _probe_text(self, *messages: Message) -> str:
+    def _rendered_or_empty(self, *messages: Message) -> str:
         """Return what the template makes of messages, nothing if it refuses them."""
         try:
             return self._render_messages(messages, None, False, {})
@@ -440,11 +440,11 @@ class ChatTemplate:
     @functools.cached_property
     def _reads_system(self) -> bool:
         text = {"role": "system", "content": _PROBE}
-        return _PROBE in self._probe_text(text, {"role": "user", "content": "?"})
+        return _PROBE in self._rendered_or_empty(text, {"role": "user", "content": "?"})
 
     @functools.cached_property
     def _reads_text(self) -> bool:
-        return not self._reads_parts or _PROBE in self._probe_text(
+        return not self._reads_parts or _PROBE in self._rendered_or_empty(
             {"role": "user", "content": _PROBE}
         )
 
@@ -452,7 +452,7 @@ class ChatTemplate:
     def _reads_parts(self) -> bool:
         """A template that only knows text prints the parts as Python's lists."""
         parts = [{"type": "text", "text": _PROBE}]
-        text = self._probe_text({"role": "user", "content": parts})
+        text = self._rendered_or_empty({"role": "user", "content": parts})
         return _PROBE in text and repr(parts) not in text and json.dumps(parts) not in text
 
     @functools.cached_property
@@ -461,7 +461,9 @@ class ChatTemplate:
         question, function = {"role": "user", "content": _PROBE}, {"name": "f", "arguments": {}}
 
         def shown(call: Any) -> bool:
-            return bool(self._probe_text(question, {"role": "assistant", "content": "", **call}))
+            return bool(
+                self._rendered_or_empty(question, {"role": "assistant", "content": "", **call})
+            )
 
         call = {"type": "function", "id": "000000000", "function": function}
         return not shown({"tool_calls": [call]}) and shown({"tool_calls": [unparsed_call(call)]})
@@ -472,7 +474,7 @@ class ChatTemplate:
         call = {"type": "function", "function": {"name": "f", "arguments": {}}}
         answer = {"role": "assistant", "content": None, "tool_calls": [{"id": "000000000", **call}]}
         question = {"role": "user", "content": _PROBE}
-        asked, text = self._probe_text(question), self._probe_text(question, answer)
+        asked, text = self._rendered_or_empty(question), self._rendered_or_empty(question, answer)
         # One that refuses the probe may want tools beside it: an empty text is safe in all.
         return not text or text.count("None") > asked.count("None")
 

@@ -65,7 +65,7 @@ class Tokenizer:
         self.end_ids, self.suppressed = vocabulary.end_ids, vocabulary.suppressed
         self.vocab_size = len(vocabulary.tokens)
         self._pre: PreTokenizer | None = None
-        self._library, adds_bos, prefix = self._build_library()
+        self._library, adds_bos, prefix = self._library_and_defaults()
         self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
         if vocabulary.model == "gemma4":  # files of the first days say no, and answer nonsense
             self.add_bos = True
@@ -75,7 +75,7 @@ class Tokenizer:
             )
         self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
         self._space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", prefix))
-        self._whole, self._user_defined = self._whole_tokens()
+        self._whole, self._user_defined = self._whole_and_user_tokens()
         controls = (t for t in self._whole if t not in self._user_defined)
         self.control_texts = sorted(controls, key=len, reverse=True)
         self._control_ids = frozenset(self._whole[text] for text in self.control_texts)
@@ -90,7 +90,7 @@ class Tokenizer:
         """
         return cls(Vocabulary.from_metadata(metadata), metadata)
 
-    def _build_library(self) -> tuple[Library, bool, bool]:
+    def _library_and_defaults(self) -> tuple[Library, bool, bool]:
         """Return what splits text, and the kind's defaults: begin with bos, prefix a space."""
         vocabulary = self._vocabulary
         if vocabulary.model == "llama":
@@ -107,7 +107,7 @@ class Tokenizer:
             " (byte-level BPE), llama (SentencePiece), gemma4, whitespace and bert"
         )
 
-    def _whole_tokens(self) -> tuple[dict[str, int], frozenset[str]]:
+    def _whole_and_user_tokens(self) -> tuple[dict[str, int], frozenset[str]]:
         """Return the tokens that match in a text as a whole, and which of them always do."""
         tokens, kinds = self._vocabulary.tokens, self._vocabulary.kinds
         whole_kinds = (CONTROL, UNKNOWN, USER_DEFINED)
@@ -117,7 +117,7 @@ class Tokenizer:
         return whole, frozenset(always)
 
     @functools.cached_property
-    def _whole_finders(self) -> dict[bool, WholeTokenFinder]:
+    def _whole_finder_by_special(self) -> dict[bool, WholeTokenFinder]:
         return {
             special: WholeTokenFinder(t for t in self._whole if special or t in self._user_defined)
             for special in (False, True)
@@ -149,7 +149,7 @@ class Tokenizer:
                 f"text: half of a surrogate pair at character {error.start}; it is no Unicode text"
             ) from None
         ids: list[int] = []
-        for piece, token in self._whole_finders[special].partition(
+        for piece, token in self._whole_finder_by_special[special].split_at_tokens(
             text, self._right_stripping_tokens
         ):
             if token:
@@ -270,7 +270,9 @@ class WholeTokenFinder:
                 found += self._by_key[key]
         return [token for _, token in sorted(found) if token in text]
 
-    def partition(self, text: str, strips_right: frozenset[str]) -> Iterator[tuple[str, bool]]:
+    def split_at_tokens(
+        self, text: str, strips_right: frozenset[str]
+    ) -> Iterator[tuple[str, bool]]:
         """Yield the parts of a text in order, each with True if it is a token, False if text."""
         parts = [(text, False)] if text else []
         for token in self._candidates(text):

@@ -112,8 +112,8 @@ def test_pairs_turn_by_parts_of_a_position() -> None:
     rope = config.attentions[0].rope
     assert rope is not None and rope.axes == (*(0, 1, 2) * 10, 0, 0)
     assert (
-        config.deepstack_parts == 0
-        and file.set("n_deepstack_layers", 1).config().deepstack_parts == 1
+        config.n_deepstack_parts == 0
+        and file.set("n_deepstack_layers", 1).config().n_deepstack_parts == 1
     )
     layers = len(config.layers)
     with pytest.raises(BadInput, match=f"n_deepstack_layers is {layers} of {layers} layers"):

@@ -84,7 +84,7 @@ def test_what_a_template_changes_is_gone_with_its_job(renderer: TemplateRenderer
 
 
 def test_a_process_that_is_gone_comes_back(renderer: TemplateRenderer) -> None:
-    process = renderer.start()
+    process = renderer.start_if_needed()
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     with pytest.raises(BadInput, match="the process that works on it ended with status -9"):
@@ -99,9 +99,9 @@ def test_an_answer_that_nobody_waited_for_is_not_the_next_one(
         exchange(line)
         raise KeyboardInterrupt
 
-    exchange = renderer._exchange
+    exchange = renderer._exchange_lines
     with monkeypatch.context() as patch:
-        patch.setattr(renderer, "_exchange", stopped)
+        patch.setattr(renderer, "_exchange_lines", stopped)
         with pytest.raises(KeyboardInterrupt):
             renderer.render_job(job("first"))
     assert renderer.render_job(job("second")) == "second"

@@ -253,7 +253,7 @@ def test_what_merges_may_not_make_matches_as_a_whole_in_a_template() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text("ab<", min_size=1, max_size=5), max_size=6), st.text("ab<", max_size=30))
 def test_parts_are_the_text_and_tokens_in_text_are_found(tokens: list[str], text: str) -> None:
-    parts = list(WholeTokenFinder(tokens).partition(text, frozenset()))
+    parts = list(WholeTokenFinder(tokens).split_at_tokens(text, frozenset()))
     assert "".join(part for part, _ in parts) == text
     assert all(whole == (part in tokens) for part, whole in parts)
     assert not any(token in part for part, whole in parts if not whole for token in tokens)

@@ -30,7 +30,7 @@ from orinllm.network.vision.pictures import (
     PreparedPicture,
     end_between_pictures,
     find_or_make_picture,
-    picture_rows_ahead,
+    picture_rows_left_by_token,
     pictures_in,
     split_into_pieces,
 )
@@ -394,7 +394,7 @@ def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> Non
 
     def rows(value: float) -> NDArray[np.float32]:
         sight = PictureEncoder(*found, lambda tiles: np.full((tiny.ROWS, 1), value, np.float32))
-        return sight.make_picture(np.zeros((8, 8, 3), np.uint8)).rows
+        return sight.make_picture(np.zeros((8, 8, 3), np.uint8)).encoded_rows
 
     assert rows(1).max() == 1 and rows(2).max() == 2
     tiles = [np.zeros(shape, np.uint8) for shape in ((2, 4, 3), (4, 2, 3), (2, 4, 3))]
@@ -464,7 +464,7 @@ def test_pieces_cut_no_picture() -> None:
         range(-(9 << 20) - 1, -(9 << 20) - 6, -1),
     )
     ids = [1, 2, *first, *second, 3, 4, 5]
-    assert picture_rows_ahead(ids) == [0, 0, 2, 1, 0, 4, 3, 2, 1, 0, 0, 0, 0]
+    assert picture_rows_left_by_token(ids) == [0, 0, 2, 1, 0, 4, 3, 2, 1, 0, 0, 0, 0]
     for start in range(len(ids)):
         for most in range(1, 7):
             found = list(split_into_pieces(ids, start, len(ids), most, whole=True))

@@ -335,7 +335,7 @@ class TinygradRunner:
         picture = self._vision_model.sight.make_picture(self._draw_picture(case))
         self._synchronize()
         compiled, start = self._meters.compiled, time.perf_counter_ns()
-        rows = picture.rows
+        rows = picture.encoded_rows
         measured = self._finished_sample(time.perf_counter_ns() - start, compiled)
         return replace(measured, finite=logits_are_finite([rows]))
 
@@ -350,7 +350,9 @@ class TinygradRunner:
         else:
             against = "the CPU's encoder"
             wanted = CpuEncoder(sight.gguf, sight.projector.encoder)(tiles)
-        return replace(compare_row_logits([picture.rows], [wanted], against, []), logits=None)
+        return replace(
+            compare_row_logits([picture.encoded_rows], [wanted], against, []), logits=None
+        )
 
     def _finished_sample(self, ns: int, compiled: int) -> Sample:
         return self._meters.make_sample(ns, time.monotonic(), compiled)

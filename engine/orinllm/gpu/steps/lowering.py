@@ -39,8 +39,8 @@ from orinllm.network import layer as network
 from orinllm.network.config import LAYERS
 from orinllm.network.layer import (
     Activate,
+    AddDeepstackRows,
     AddMergedNorms,
-    AddPictureRows,
     Attend,
     Linear,
     MixExperts,
@@ -185,7 +185,7 @@ class Lowering(ABC):
                     launches += self.lower_attention(layer, step)
                 case MixExperts():
                     launches += self.lower_experts(layer, step)
-                case AddPictureRows(part):
+                case AddDeepstackRows(part):
                     launches += self.lower_pictures(part)
                 case Activate() as operation:
                     launches.append(self._activation_launch(layer, operation))

@@ -46,7 +46,7 @@ class ChunkLowering(RowLowering):
         self, memory: ModelMemory, most: int = CHUNK, other: "ChunkLowering | None" = None
     ) -> None:
         config = memory.config
-        self.beside = [memory.allocate(most * config.dim) for _ in range(config.deepstack_parts)]
+        self.beside = [memory.allocate(most * config.dim) for _ in range(config.n_deepstack_parts)]
         self.chunk = memory.allocate(2 + most, dtypes.int32)
         self.ahead = memory.zeroed_ints(most) if memory.config.whole_pictures else None
         super().__init__(memory, self.chunk, None if other is None else other.slots)

@@ -138,7 +138,7 @@ def mtp_config_of(
     """
     header = Header(metadata, tensors, vector, max_context)
     family = ARCHITECTURES.get(header.architecture)
-    if not header.n_proposing_blocks:
+    if not header.n_mtp_blocks:
         raise BadInput(
             f"{header.architecture}.nextn_predict_layers is missing from the file's metadata: it "
             "has no block that proposes tokens (MTP)"

@@ -157,7 +157,7 @@ def check_tensors(
     """
     known = set(ROPE_TENSORS) if rope else set()
     for wanted in wanted_tensors(config):
-        known.add(_check_tensor(config, wanted, tensors))
+        known.add(_checked_tensor_name(config, wanted, tensors))
     unread = (name for name in tensors if name not in known)
     if unknown := [name for name in unread if not _belongs_to_other_block(name, config, blocks)]:
         others = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
@@ -172,12 +172,14 @@ def _belongs_to_other_block(name: str, config: Config, blocks: int) -> bool:
 
     What is of no block is the model's own, if the Config is that of a block.
     """
-    if config.uses_tensor(name):
+    if config.owns_tensor(name):
         return config.joined is not None and not name.startswith("blk.")
     return int(name.split(".")[1]) < blocks
 
 
-def _check_tensor(config: Config, wanted: WantedTensor, tensors: Mapping[str, TensorHeader]) -> str:
+def _checked_tensor_name(
+    config: Config, wanted: WantedTensor, tensors: Mapping[str, TensorHeader]
+) -> str:
     """Check one tensor and return its name in the file."""
     name, first, rows = wanted.name, 0, None
     if wanted.is_matrix:

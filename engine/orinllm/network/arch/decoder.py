@@ -188,7 +188,7 @@ class LayerParts:
 
 def attention_operations(of: str, attention: Attention, dim: int) -> tuple[Operation, ...]:
     """Return attention of a value, from its projections to the value `out`."""
-    q, kv = attention.q_rows, attention.kv_width
+    q, kv = attention.q_and_gate_width, attention.kv_width
     return (
         Linear("qkv", of, (("attn_q", q), ("attn_k", kv), ("attn_v", kv)), biased=True),
         Attend("attended", "qkv", attention),

@@ -111,7 +111,7 @@ class Header:
         return tuple(int(item) for item in value[:layers])
 
     @property
-    def n_proposing_blocks(self) -> int:
+    def n_mtp_blocks(self) -> int:
         """Blocks at the end that propose later tokens (MTP)."""
         return self.whole_number("nextn_predict_layers", 0, least=0)
 
@@ -121,10 +121,10 @@ class Header:
 
         Blocks at the end that propose later tokens are none of them, but in a `whole` header.
         """
-        layers = self.whole_number("block_count") - (0 if self.whole else self.n_proposing_blocks)
+        layers = self.whole_number("block_count") - (0 if self.whole else self.n_mtp_blocks)
         if layers < 1:
             raise BadInput(
-                f"{self.architecture}.nextn_predict_layers is {self.n_proposing_blocks} of "
+                f"{self.architecture}.nextn_predict_layers is {self.n_mtp_blocks} of "
                 f"{self.whole_number('block_count')} blocks; fewer were expected"
             )
         # A file may have such a block alone.

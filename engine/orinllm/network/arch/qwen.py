@@ -15,7 +15,7 @@ from orinllm.network.arch.decoder import (
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import read_rope, rope_with_axes
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, AddPictureRows, Attention, Gating, Layer
+from orinllm.network.layer import Activation, AddDeepstackRows, Attention, Gating, Layer
 
 
 def qwen2_config(header: Header) -> Config:
@@ -54,7 +54,7 @@ def qwen3vl_config(header: Header) -> Config:
             "fewer were expected"
         )
     first = [
-        Layer((*layer.operations, AddPictureRows(part)))
+        Layer((*layer.operations, AddDeepstackRows(part)))
         for part, layer in enumerate(config.layers[:parts])
     ]
     return replace(config, layers=(*first, *config.layers[parts:]))

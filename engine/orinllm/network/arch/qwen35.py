@@ -41,9 +41,9 @@ def qwen35_mtp_config(header: Header) -> Config:
 
     Source: graph_mtp of the same files.
     """
-    if header.n_proposing_blocks > 1:
+    if header.n_mtp_blocks > 1:
         raise BadInput(
-            f"{header.architecture}.nextn_predict_layers is {header.n_proposing_blocks}: one block "
+            f"{header.architecture}.nextn_predict_layers is {header.n_mtp_blocks}: one block "
             "that proposes tokens is known"
         )
     whole, dim = replace(header, whole=True), header.whole_number("embedding_length")

@@ -145,7 +145,7 @@ class Encoder:
     out_width: int = 0
 
     @property
-    def block_pixels(self) -> int:
+    def block_side_pixels(self) -> int:
         """Pixels of a side of a block."""
         return self.shape.patch * self.merge
 
@@ -176,13 +176,13 @@ class Projector:
         """Return rows and columns of blocks of a tile of pixels; None: tiles have one size."""
         if self.encoder.free is None:
             return None
-        return height // self.encoder.block_pixels, width // self.encoder.block_pixels
+        return height // self.encoder.block_side_pixels, width // self.encoder.block_side_pixels
 
     def largest_tile_row_count(self, context: int) -> int:
         """Return the rows of the largest tile that a context has room for."""
         if self.encoder.free is None:
             return self.n_rows
-        return max(1, min(self.sizes["most"] // self.encoder.block_pixels**2, context))
+        return max(1, min(self.sizes["most"] // self.encoder.block_side_pixels**2, context))
 
     def tile_row_count(self, height: int, width: int) -> int:
         """Return the rows of a tile of pixels."""

@@ -13,7 +13,7 @@ _BEGIN, _END = "<start_of_image>", "<end_of_image>"
 
 def gemma3_projector(header: ClipHeader) -> Projector:
     """Return the projector of a Gemma 3."""
-    shape, pool = header.square_tile_shape(4)
+    shape, pool = header.square_tile_shape_and_merge(4)
     out = header.tensor_shape("mm.input_projection.weight")[-1]
     operations = [
         *layer_operations(shape),

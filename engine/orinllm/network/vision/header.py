@@ -53,7 +53,7 @@ class ClipHeader:
             )
         return value
 
-    def numbers(self, key: str, n: int = 3) -> tuple[float, ...]:
+    def non_negative_numbers(self, key: str, n: int = 3) -> tuple[float, ...]:
         """Return `n` numbers from 0 on, as of three channels."""
         value = self.get(key)
         given = value if isinstance(value, list) else [value]
@@ -63,7 +63,7 @@ class ClipHeader:
             raise BadInput(f"clip.vision.{key} is {value!r}; {n} numbers from 0 on were expected")
         return tuple(map(float, given))
 
-    def square_tile_shape(self, default: int | None = None) -> tuple[EncoderShape, int]:
+    def square_tile_shape_and_merge(self, default: int | None = None) -> tuple[EncoderShape, int]:
         """Return the shape of an encoder of square tiles, and a side in patches of one row."""
         if self._metadata.get("clip.use_silu", False):
             raise BadInput("clip.use_silu is true; this projector's encoder was expected with GELU")
@@ -124,14 +124,14 @@ class ClipHeader:
     ) -> Encoder:
         """Return an encoder, whose tensors are there in the shapes that it needs."""
         free = positions if isinstance(positions, AnyPictureSize) else None
-        deviations = self.numbers("image_std")
+        deviations = self.non_negative_numbers("image_std")
         if min(deviations) <= 0:
             raise BadInput(f"clip.vision.image_std is {deviations}; numbers above 0 were expected")
         encoder = Encoder(
             shape,
             merge,
-            self.numbers("attention.layer_norm_epsilon", 1)[0],
-            self.numbers("image_mean"),
+            self.non_negative_numbers("attention.layer_norm_epsilon", 1)[0],
+            self.non_negative_numbers("image_mean"),
             deviations,
             () if isinstance(positions, AnyPictureSize) else tuple(positions),
             tuple(operations),
@@ -139,11 +139,11 @@ class ClipHeader:
             frozenset(across),
             free,
         )
-        widths = self._check_tensors(encoder, shape)
-        self._refuse_unread()
+        widths = self._checked_value_widths(encoder, shape)
+        self._refuse_unread_tensors()
         return replace(encoder, out_width=sum(widths[name] for name in encoder.rows))
 
-    def _refuse_unread(self) -> None:
+    def _refuse_unread_tensors(self) -> None:
         """Raise BadInput for a tensor of the encoder or the projector that nothing reads."""
         names = (name for name in self._tensors if not name.startswith(_OTHERS))
         if unread := [name for name in names if name not in self._read]:
@@ -153,7 +153,7 @@ class ClipHeader:
                 "the file is of a variant that would be computed wrong"
             )
 
-    def _check_tensors(self, encoder: Encoder, shape: EncoderShape) -> dict[str, int]:
+    def _checked_value_widths(self, encoder: Encoder, shape: EncoderShape) -> dict[str, int]:
         width, patch = shape.width, shape.patch
         for end in ("", ".1") if encoder.free else ("",):
             self._check_tensor_shape(f"v.patch_embd.weight{end}", (width, 3, patch, patch))

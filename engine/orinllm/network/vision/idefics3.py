@@ -14,7 +14,7 @@ _AROUND, _GLOBAL, _SLOT = "<fake_token_around_image>", "<global-img>", "<image>"
 
 def idefics3_projector(header: ClipHeader) -> Projector:
     """Return the projector of an Idefics 3 or a SmolVLM."""
-    shape, side = header.square_tile_shape()
+    shape, side = header.square_tile_shape_and_merge()
     out = header.tensor_shape("mm.model.fc.weight")[0]
     operations = [
         *layer_operations(shape),

@@ -73,7 +73,7 @@ class Picture:
         return sum(tile.nbytes for tile in self.tiles) + (0 if rows is None else rows.nbytes)
 
     @property
-    def rows(self) -> Floats:
+    def encoded_rows(self) -> Floats:
         """Its rows: (n_rows, width of the language model times 1 + its parts beside)."""
         with self._lock:
             if self._rows is None:
@@ -138,13 +138,13 @@ def pictures_in(ids: Sequence[int]) -> tuple[Picture, ...]:
     return tuple(found)
 
 
-def picture_rows_in(ids: Sequence[int]) -> tuple[list[int], Floats]:
+def picture_places_and_rows(ids: Sequence[int]) -> tuple[list[int], Floats]:
     """Return the places of a prompt's piece that are rows of pictures, and these rows.
 
     Computes those of pictures that are new. Somebody must hold the pictures (`pictures_in`).
     """
     places = [at for at, row in enumerate(ids) if row < 0]
-    found = {picture.number: picture.rows for picture in pictures_in(ids)}
+    found = {picture.number: picture.encoded_rows for picture in pictures_in(ids)}
     rows = [found[_picture_number(ids[at])][(-ids[at] - 1) % MOST_ROWS] for at in places]
     return places, np.stack(rows) if rows else np.empty((0, 0), np.float32)
 
@@ -157,7 +157,7 @@ def mrope_positions(ids: Sequence[int], start: int, end: int) -> Turns:
     """
     numbers = np.asarray(ids[:end], np.int64)
     turns = np.tile(np.arange(len(numbers), dtype=np.int32), (3, 1))
-    for at, (rows, columns) in _starts_and_shapes(numbers):
+    for at, (rows, columns) in _picture_starts_and_shapes(numbers):
         n = min(rows * columns, end - at)
         places = np.arange(rows * columns, dtype=np.int32)[:n]
         turns[:, at : at + n] = turns[0, at]
@@ -174,11 +174,11 @@ def mrope_positions_of_text(positions: Sequence[int]) -> Turns:
 
 def position_shift(ids: Sequence[int]) -> int:
     """Return by how much the positions of text behind `ids` are less than the number of these."""
-    shapes = _starts_and_shapes(np.asarray(ids, np.int64))
+    shapes = _picture_starts_and_shapes(np.asarray(ids, np.int64))
     return sum(rows * columns - max(rows, columns) for _, (rows, columns) in shapes)
 
 
-def _starts_and_shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
+def _picture_starts_and_shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield where pictures of a shape begin among tokens, and the shape."""
     for at in np.flatnonzero((ids < 0) & ((-ids - 1) % MOST_ROWS == 0)):
         picture = _known_picture(int(ids[at]))
@@ -186,7 +186,7 @@ def _starts_and_shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int,
             yield int(at), picture.shape
 
 
-def picture_rows_ahead(ids: Sequence[int]) -> list[int]:
+def picture_rows_left_by_token(ids: Sequence[int]) -> list[int]:
     """Return for each token of a prompt's piece how many rows of its own picture follow it."""
     found = [0] * len(ids)
     for at in range(len(ids) - 2, -1, -1):

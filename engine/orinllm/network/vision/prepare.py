@@ -28,7 +28,7 @@ Tiles = tuple[list[Image.Image], tuple[int, int]]
 def decode_picture(data: bytes) -> Image.Image:
     """Return the first frame of a file, upright, in RGB; raises BadInput for what is none."""
     try:
-        return turn_upright(Image.open(io.BytesIO(data), formats=FORMATS))
+        return upright_rgb_image(Image.open(io.BytesIO(data), formats=FORMATS))
     except UnidentifiedImageError:
         raise BadInput(f"it is no picture: {', '.join(FORMATS)} were expected") from None
     except Image.DecompressionBombError:
@@ -43,7 +43,7 @@ def check_picture_size(width: int, height: int) -> None:
         )
 
 
-def turn_upright(image: Image.Image) -> Image.Image:
+def upright_rgb_image(image: Image.Image) -> Image.Image:
     """Return a picture turned as its EXIF data say, in RGB; what is transparent is white."""
     check_picture_size(*image.size)
     image = ImageOps.exif_transpose(image)
@@ -148,7 +148,7 @@ def prepare_picture(source: bytes | Image.Image, way: str, sizes: Mapping[str, A
     Raises BadInput, one line, for what is none.
     """
     try:
-        image = decode_picture(source) if isinstance(source, bytes) else turn_upright(source)
+        image = decode_picture(source) if isinstance(source, bytes) else upright_rgb_image(source)
         return WAYS[way](image, **sizes)
     except (BadInput, MemoryError):
         raise

@@ -69,7 +69,7 @@ def qwen3vl_projector(header: ClipHeader) -> Projector:
             beside.append(f"beside {at}")
             yield JoinRows("joined", X, rows)
             yield LayerNorm("normed", "joined", f"{prefix}norm")
-            yield from _two_products(header, beside[-1], (f"{prefix}fc1", f"{prefix}fc2"))
+            yield from _gelu_mlp_operations(header, beside[-1], (f"{prefix}fc1", f"{prefix}fc2"))
 
     operations = layer_operations(shape, behind=behind)
     free = AnyPictureSize(learned=math.isqrt(header.tensor_shape("v.position_embd.weight")[0]))
@@ -93,16 +93,16 @@ def _make_projector(
     merge = _merge_size(header)
     operations += [
         JoinRows("normed", "seen", merge**2),
-        *_two_products(header, "rows", ("mm.0", "mm.2")),
+        *_gelu_mlp_operations(header, "rows", ("mm.0", "mm.2")),
     ]
     encoder = header.make_encoder(shape, merge, free, operations, ("rows", *beside))
-    area, least = encoder.block_pixels**2, _LEAST_3 if free.learned else _LEAST
+    area, least = encoder.block_side_pixels**2, _LEAST_3 if free.learned else _LEAST
     return Projector(
         kind=kind,
         encoder=encoder,
         way="blocks",
         sizes={
-            "cell": encoder.block_pixels,
+            "cell": encoder.block_side_pixels,
             "least": header.positive_whole_number("image_min_pixels", least * area, most=1 << 30),
             "most": header.positive_whole_number("image_max_pixels", _MOST * area, most=1 << 30),
         },
@@ -118,7 +118,9 @@ def _merge_size(header: ClipHeader) -> int:
     return header.positive_whole_number("spatial_merge_size", 2)
 
 
-def _two_products(header: ClipHeader, out: str, names: tuple[str, str]) -> Iterator[Operation]:
+def _gelu_mlp_operations(
+    header: ClipHeader, out: str, names: tuple[str, str]
+) -> Iterator[Operation]:
     """Yield two matrices with an exact GELU between them, of the value "normed"."""
     first, second = ((name, header.tensor_shape(f"{name}.weight")[0]) for name in names)
     yield MatrixProduct("between", "normed", (first,), ProductActivation.EXACT_GELU)

@@ -31,7 +31,7 @@ _JSON: Any = {
 _STACK = 4 << 20
 
 
-def grammar_text(kind: str, value: Any) -> tuple[str, list[str]]:
+def grammar_and_loose_paths(kind: str, value: Any) -> tuple[str, list[str]]:
     """Return llguidance's text of a grammar, and what of a schema it leaves out."""
     loose: list[str] = []
     if kind == "schema":
@@ -82,7 +82,7 @@ class _JsonVocabulary:
         return found
 
 
-class _Compiler:
+class _GrammarCompiler:
     """Compiles for a vocabulary."""
 
     _vocabulary: LLTokenizer
@@ -99,7 +99,7 @@ class _Compiler:
 
         def compile_() -> None:
             try:
-                text, loose = grammar_text(job["kind"], json.loads(job["value"]))
+                text, loose = grammar_and_loose_paths(job["kind"], json.loads(job["value"]))
                 matcher = build_matcher(self._vocabulary, text)
             except BaseException as error:  # Rust's panics are no Exceptions
                 found["error"] = str(error) or type(error).__name__
@@ -116,5 +116,5 @@ class _Compiler:
 
 
 if __name__ == "__main__":
-    compiler = _Compiler()
+    compiler = _GrammarCompiler()
     answer_jobs(compiler.answer_job, compiler.read_vocabulary)

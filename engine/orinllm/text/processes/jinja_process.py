@@ -75,7 +75,7 @@ def _raise_exception(message: str) -> None:
 
 
 @functools.cache
-def _environment(guard: str) -> SandboxedEnvironment:
+def _jinja_environment(guard: str) -> SandboxedEnvironment:
     """Return the environment; texts of users have `guard` in them, which stays as it is."""
 
     def to_json(
@@ -107,12 +107,12 @@ def _environment(guard: str) -> SandboxedEnvironment:
 
 @functools.lru_cache(16)
 def _compiled_template(source: str, guard: str) -> jinja2.Template:
-    return _environment(guard).from_string(source)
+    return _jinja_environment(guard).from_string(source)
 
 
 def _variables_read(source: str, guard: str) -> set[str]:
     """Return the names that a template wants to be given."""
-    environment = _environment(guard)
+    environment = _jinja_environment(guard)
     names = jinja2.meta.find_undeclared_variables(environment.parse(source))
     return names - environment.globals.keys() - {_NOW}
 

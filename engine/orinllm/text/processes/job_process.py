@@ -39,7 +39,7 @@ class JobProcess:
         self._process: subprocess.Popen[bytes] | None = None
         _CHILDREN.add(self)
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start_if_needed(self) -> subprocess.Popen[bytes]:
         """Return the process, which is started if there is none."""
         with self._lock:
             if self._process is None:
@@ -68,7 +68,7 @@ class JobProcess:
             raise BadInput(f"what it is given is no JSON: {error}") from None
         with self._lock:
             try:
-                answer = self._exchange(line)
+                answer = self._exchange_lines(line)
             except BaseException:
                 self.close()  # an answer that nobody read would be the next job's
                 raise
@@ -79,8 +79,8 @@ class JobProcess:
             raise BadInput(found["error"])
         return found
 
-    def _exchange(self, line: bytes) -> bytes:
-        process = self.start()
+    def _exchange_lines(self, line: bytes) -> bytes:
+        process = self.start_if_needed()
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(line)
@@ -112,6 +112,6 @@ class JobProcess:
 
 
 @atexit.register
-def _close_all() -> None:
+def _close_job_processes() -> None:
     for child in list(_CHILDREN):
         child.close()
