@@ -237,15 +237,15 @@ def make_page_store(runner: Runner, network: Network) -> PageStore:
         return SharedPageStore(memory.pages, None if memory.states is None else states)
     config = network.config
     if runner.name != "cpu":  # tinygrad.llm's networks may have recurrent states
-        resumable = bool(config.layers) and not config.state_size
+        resumable = bool(config.layers) and not config.n_state_floats
         return SlotStore(runner.slots, network.context, resumable)
     checkpoints = most_checkpoints(config)
-    return SlotStore(runner.slots, network.context, not config.state_size, checkpoints)
+    return SlotStore(runner.slots, network.context, not config.n_state_floats, checkpoints)
 
 
 def most_checkpoints(config: Config) -> int:
     """Return how many copies of its recurrent states a model keeps for later prompts."""
-    if not (size := 4 * config.state_size):
+    if not (size := 4 * config.n_state_floats):
         return 0
     return min(_MOST_CHECKPOINTS, max(_LEAST_CHECKPOINTS, _CHECKPOINT_BYTES // size))
 
@@ -293,7 +293,7 @@ def _check_kv_type(network: Network, plan: PathPlan, general: bool) -> None:
     if general:
         what, why = next(iter(plan.obstacles.items()), ("--path", "general is asked for"))
         raise BadInput(f"{said} need the fused kernels, which cannot run ({what}: {why}); take f16")
-    for attention in network.config.attentions.values():
+    for attention in network.config.attention_by_layer.values():
         if (dim := attention.head_dim) % kv.group:
             raise BadInput(
                 f"{said} share a scale by {kv.group}, and its heads have {dim} elements; take f16"

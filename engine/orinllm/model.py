@@ -452,7 +452,7 @@ def load_draft_proposer(
             f"{path}: its vocabulary is not that of {description.network.gguf.path}; a draft model "
             "has the same tokens"
         )
-    if drafts.network.config.state_size:
+    if drafts.network.config.n_state_floats:
         raise BadInput(
             f"{path}: {drafts.network.config.architecture} has recurrent states, which do not go "
             "back to where a guess was wrong; a draft model has keys and values alone"

@@ -84,6 +84,6 @@ def test_the_architecture_that_the_page_adds_makes_a_config(tmp_path: Path) -> N
     metadata = {**gguf.metadata, "qwen3.embedding_scale": 6.0}
     config = scope["faux_config"](Header(metadata, gguf.tensors, gguf.tensor_floats, 64))
     assert config.embedding_scale == 6
-    assert all(attention.qk_norm for attention in config.attentions.values())
+    assert all(attention.qk_norm for attention in config.attention_by_layer.values())
     gates = [op for layer in config.layers for op in layer.operations if isinstance(op, Gate)]
     assert {gate.activation for gate in gates} == {Activation.GELU}

@@ -30,15 +30,15 @@ def _speed_percent(record: Record, index: int) -> float | None:
 def _gpu_mhz(record: Record, index: int) -> float | None:
     gpus = _sample_or_empty(record.board_after, index).get("gpus", ())
     hertz = max((gpu.get("current_hz") or 0 for gpu in gpus), default=0)
-    return _clock_after(record, index, "gpu_mhz") or hertz / 1e6 or None
+    return _clock_after_sample(record, index, "gpu_mhz") or hertz / 1e6 or None
 
 
 def _cpu_mhz(record: Record, index: int) -> float | None:
-    khz = _clock_after(record, index, "cpu_khz")
+    khz = _clock_after_sample(record, index, "cpu_khz")
     return khz / 1e3 if khz else None
 
 
-def _clock_after(record: Record, index: int, name: str) -> float | None:
+def _clock_after_sample(record: Record, index: int, name: str) -> float | None:
     found: float | None = (_sample_or_empty(record.clocks, index).get("after") or {}).get(name)
     return found
 

@@ -124,7 +124,7 @@ class CpuExecutor:
 
     def set_states_after_first(self, n: int, slot: int) -> None:
         """Take a slot's recurrent states back to behind the first n of `logits_after_each`."""
-        left, size = self._state.n_tokens - n, self.config.state_size
+        left, size = self._state.n_tokens - n, self.config.n_state_floats
         if left and size:
             behind = self._lowered.behind + 4 * size * (n - 1)
             self._states_of_slot(slot)[:] = (ctypes.c_float * size).from_address(behind)
@@ -180,7 +180,7 @@ class CpuExecutor:
         turns: Turns | None,
     ) -> None:
         """Append a piece's tokens, each at its position of a slot."""
-        if self.config.state_size:
+        if self.config.n_state_floats:
             self._advance_slot_lengths(positions, slots)
         if self.config.layer_embedding:
             self._read_layer_embeddings(tokens)
@@ -287,7 +287,7 @@ class CpuExecutor:
         self._states_of_slot(slot)[:] = held
 
     def _states_of_slot(self, slot: int) -> Floats:
-        size = self.config.state_size
+        size = self.config.n_state_floats
         raw = (ctypes.c_float * size).from_address(self._lowered.states + 4 * size * slot)
         return np.ctypeslib.as_array(raw)
 
@@ -307,7 +307,7 @@ class CpuExecutor:
         return self.prefill([token], position)
 
     def _check_supported(self) -> None:
-        attentions = self.config.attentions.values()
+        attentions = self.config.attention_by_layer.values()
         mixes = [layer.mix_operation for layer in self.config.layers]
         if self._most > MOST_CHUNK:
             raise BadInput(

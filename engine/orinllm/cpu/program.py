@@ -31,7 +31,7 @@ from orinllm.network.layer import (
     SelectiveScan,
     Step,
     X,
-    state_size,
+    n_state_floats,
 )
 
 #: Tokens that go through at once, of a prompt or of several sequences, and those that may: rows of
@@ -130,9 +130,9 @@ class Program:
         self.x = self.floats_address(X, most * config.dim)
         self.logits = self.floats_address("logits", MOST_ROWS * config.vocab_size)
         # Of each slot: all recurrent states, one after the other.
-        self.states = self.floats_address("states", slots * config.state_size)
+        self.states = self.floats_address("states", slots * config.n_state_floats)
         # As those of a slot, behind each of a run's tokens that may be guessed wrong.
-        self.behind = self.floats_address("states behind", (MOST_ROWS - 1) * config.state_size)
+        self.behind = self.floats_address("states behind", (MOST_ROWS - 1) * config.n_state_floats)
         self._states_used = 0
         self.operations = [self._lower_embedding(), *self._lower_mtp_input()]
         self.operations += self._lower_layer_embeddings()
@@ -256,8 +256,8 @@ class Program:
         lowered = lower_recurrence(operation, prefix, self, widths)
         lowered.state = self.states + 4 * self._states_used
         lowered.behind = self.behind + 4 * self._states_used
-        lowered.slot_stride, lowered.eps = self.config.state_size, self.config.norm_eps
-        self._states_used += state_size(operation)
+        lowered.slot_stride, lowered.eps = self.config.n_state_floats, self.config.norm_eps
+        self._states_used += n_state_floats(operation)
         size = ctypes.sizeof(RecurrentStruct)
         address = self.memory_address(f"{prefix}{operation.out}", size)
         ctypes.memmove(address, ctypes.addressof(lowered), size)

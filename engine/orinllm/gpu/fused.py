@@ -177,7 +177,7 @@ class FusedExecutor:
         """
         config = self.memory.config
         wanted = self.memory.left is not None and config.joined is None
-        return not config.layers[-1].state_size and not wanted
+        return not config.layers[-1].n_state_floats and not wanted
 
     def set_pages(self, pages: Sequence[int], states: int = 0) -> None:
         """Say which pages the sequence of the coming prompt, and of `start_step`, is in.

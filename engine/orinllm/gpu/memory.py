@@ -14,7 +14,7 @@ from orinllm.gpu.kernels.rows import NormWeights
 from orinllm.gpu.weights import Weights, floats_on_device
 from orinllm.network import layer as network
 from orinllm.network.config import Config
-from orinllm.network.layer import Recurrence, Rope, state_size
+from orinllm.network.layer import Recurrence, Rope, n_state_floats
 
 # The elements that 32 bits address.
 _MOST_ELEMENTS = 1 << 32
@@ -96,11 +96,11 @@ class ModelMemory:
 
     def layer_heads(self, layer: int, sequences: int) -> KernelHeads:
         """Return the heads of a layer that has attention."""
-        return KernelHeads(self.config.attentions[layer], self.context, sequences, self.kv)
+        return KernelHeads(self.config.attention_by_layer[layer], self.context, sequences, self.kv)
 
     def layer_cache(self, layer: int, sequences: int, table: Buffer) -> LayerKvCache:
         """Return a layer's keys and values as a list of launches sees them."""
-        index = list(self.config.attentions).index(layer)
+        index = list(self.config.attention_by_layer).index(layer)
         scales = self.scales[index] if self.scales else None
         return LayerKvCache(self.layer_heads(layer, sequences), self.caches[index], scales, table)
 
@@ -121,7 +121,7 @@ def addressable_pages(config: Config) -> int:
 
 def _page_elements(config: Config) -> list[int]:
     """Return the elements of a page in each layer's cache."""
-    return [attention.kv_elements_per_token * PAGE for attention in config.attentions.values()]
+    return [a.kv_elements_per_token * PAGE for a in config.attention_by_layer.values()]
 
 
 def _state_offsets(config: Config) -> dict[tuple[int, Recurrence], int]:
@@ -131,7 +131,7 @@ def _state_offsets(config: Config) -> dict[tuple[int, Recurrence], int]:
         for operation in layer.operations:
             if isinstance(operation, Recurrence):
                 found[index, operation] = at
-                at += round_up(state_size(operation), _STATE_STEP)
+                at += round_up(n_state_floats(operation), _STATE_STEP)
     return found
 
 
@@ -141,7 +141,7 @@ def state_floats_per_slot(config: Config) -> int:
     if not places:
         return 0
     (_, operation), at = max(places.items(), key=lambda pair: pair[1])
-    return at + round_up(state_size(operation), _STATE_STEP)
+    return at + round_up(n_state_floats(operation), _STATE_STEP)
 
 
 def make_memory(
@@ -165,7 +165,7 @@ def make_memory(
     caches = _buffers_by_layer(config, device, kv.dtype, [pages * size for size in elements])
     groups = [pages * size // kv.group for size in elements] if kv.group else []
     scales = _buffers_by_layer(config, device, dtypes.uint16, groups) if groups else ()
-    ropes = dict.fromkeys(attention.rope for attention in config.attentions.values())
+    ropes = dict.fromkeys(attention.rope for attention in config.attention_by_layer.values())
     rotations = {rope: _rotary_table(device, rope, context) for rope in ropes}
     axes = next((ints_on_device(device, rope.axes) for rope in ropes if rope and rope.axes), None)
     states, size = None, state_floats_per_slot(config) * sum(slots)
@@ -180,7 +180,7 @@ def _buffers_by_layer(
 ) -> tuple[Buffer, ...]:
     """Return a buffer of each layer that has attention; one that reads another's has that one's."""
     found = dict[int, Buffer]()
-    for (layer, attention), size in zip(config.attentions.items(), sizes, strict=True):
+    for (layer, attention), size in zip(config.attention_by_layer.items(), sizes, strict=True):
         found[layer] = (
             Buffer(device, size, dtype, options=GPU_ONLY).allocate()
             if attention.reads is None

@@ -61,7 +61,7 @@ def make_plan(gguf: GGUF, config: Config, device: str, kv: KvCacheType = F16) ->
         weights_as=how,
         cache_bytes_per_token=sum(
             kv.bytes_for_elements(attention.kv_elements_per_token)
-            for attention in config.attentions.values()
+            for attention in config.attention_by_layer.values()
         ),
     )
 
@@ -94,7 +94,7 @@ def _model_obstacles(config: Config) -> dict[str, str]:
     if config.dim % NORM_COLUMNS:
         found["model"] = f"its width {config.dim} is no multiple of {NORM_COLUMNS}"
     found |= _operation_obstacles(config)
-    for attention in config.attentions.values():
+    for attention in config.attention_by_layer.values():
         if attention.head_dim not in HEAD_DIMS:
             known = ", ".join(map(str, HEAD_DIMS))
             found["attention"] = f"head dimension {attention.head_dim} is none of {known}"
@@ -125,7 +125,7 @@ def _operation_obstacles(config: Config) -> dict[str, str]:
     for step in (step for layer in config.layers for step in layer.steps):
         if step.post is not None and step.add is not None and step.add.by is not None:
             found["shared expert"] = "with a gate and a norm behind it, it has no kernels"
-    if config.layers and not config.attentions:
+    if config.layers and not config.attention_by_layer:
         found["attention"] = "no layer has any"
     return found
 

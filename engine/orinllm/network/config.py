@@ -55,7 +55,7 @@ class Config:
     general_only: str | None = None
 
     @cached_property
-    def attentions(self) -> dict[int, Attention]:
+    def attention_by_layer(self) -> dict[int, Attention]:
         """The layers that have attention, by their number."""
         found = ((index, layer.attention) for index, layer in enumerate(self.layers))
         return {index: attention for index, attention in found if attention is not None}
@@ -63,17 +63,17 @@ class Config:
     @cached_property
     def kv_elements_per_token(self) -> int:
         """The elements of a token's keys and values in all layers."""
-        return sum(attention.kv_elements_per_token for attention in self.attentions.values())
+        return sum(a.kv_elements_per_token for a in self.attention_by_layer.values())
 
     @cached_property
-    def state_size(self) -> int:
+    def n_state_floats(self) -> int:
         """The floats of a sequence's recurrent states in all layers; 0: it has none."""
-        return sum(layer.state_size for layer in self.layers)
+        return sum(layer.n_state_floats for layer in self.layers)
 
     @cached_property
     def uses_mrope(self) -> bool:
         """Say whether positions have three parts: rows of a picture have a place in it."""
-        return any(a.rope is not None and a.rope.axes for a in self.attentions.values())
+        return any(a.rope is not None and a.rope.axes for a in self.attention_by_layer.values())
 
     @cached_property
     def n_deepstack_parts(self) -> int:

@@ -323,7 +323,7 @@ def state_inputs(operation: Recurrence) -> tuple[str, ...]:
     return operation.of, operation.beside
 
 
-def state_size(operation: Operation) -> int:
+def n_state_floats(operation: Operation) -> int:
     """Return the floats that an operation keeps of a sequence."""
     match operation:
         case Convolve():
@@ -376,9 +376,9 @@ class Layer:
         return next((op.attention for op in self.operations if isinstance(op, Attend)), None)
 
     @property
-    def state_size(self) -> int:
+    def n_state_floats(self) -> int:
         """The floats that the layer keeps of a sequence, beside keys and values."""
-        return sum(map(state_size, self.operations))
+        return sum(map(n_state_floats, self.operations))
 
     @property
     def mix_operation(self) -> MixExperts | None:

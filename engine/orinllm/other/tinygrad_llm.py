@@ -109,7 +109,7 @@ def reason_unsupported(gguf: GGUF, config: Config) -> str | None:
     if config.architecture == "llama" and any(layer.mix_operation for layer in config.layers):
         return "does not normalize the weights of a llama's experts"
     read = "rope_freqs.weight" in gguf.tensors  # what it divides frequencies by
-    for attention in config.attentions.values():
+    for attention in config.attention_by_layer.values():
         rope = attention.rope
         assert rope is not None  # in all of _KNOWN
         plain = np.asarray(rope.frequencies) * (

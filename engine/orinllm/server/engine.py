@@ -105,7 +105,7 @@ def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say
         enable_pictures(template, options.mmproj, network, plan.device, at_once=True)
     store = make_page_store(plain, network)
     say("vocabulary: prepared for grammars")
-    description.tokenizer.longest_token_bytes  # noqa: B018  (looked up once, and not by the first request)
+    description.tokenizer.longest_token_byte_count  # noqa: B018  (looked up once, and not by the first request)
     size = network.config.vocab_size
     scheduler = Scheduler(runner, store, watch, options.queue, reserve=options.deterministic)
     return Engine(

@@ -176,7 +176,7 @@ def prompt_tokens(
 
 def refuse_long_text(engine: Engine, text: str, param: str) -> None:
     """Refuse a text that cannot fit: to count the tokens of megabytes would take seconds."""
-    least = len(text.encode(errors="replace")) // engine.tokenizer.longest_token_bytes
+    least = len(text.encode(errors="replace")) // engine.tokenizer.longest_token_byte_count
     if least + (param != "input") > engine.context:
         raise too_long_error(least, engine.context, param, least=True)
 

@@ -180,7 +180,7 @@ class ChatTemplate:
             )
         if tools and not self.takes_tools:
             called = with_parsed_calls(messages)
-            messages, tools = with_tools_as_text(called, tools, self._reads_system), None
+            messages, tools = with_tools_as_text(called, tools, self._accepts_system_message), None
         prepared = [self._prepared_message(message) for message in messages]
         try:
             text = self._render_messages(prepared, tools, add_generation_prompt, variables)
@@ -225,7 +225,7 @@ class ChatTemplate:
         """Return the text for `tokens_of_guarded`: messages hold no control tokens."""
         pictures: list[Picture] = []
         if any(isinstance(message.get("content"), list) for message in messages):
-            messages = [self._take_pictures(message, pictures) for message in messages]
+            messages = [self._with_pictures_taken(message, pictures) for message in messages]
         text = self.render(
             _guarded_texts(list(messages), self._tokenizer.guard_control_tokens),
             tools=_guarded_texts(tools, self._tokenizer.guard_control_tokens),
@@ -247,7 +247,7 @@ class ChatTemplate:
         bos = self._tokenizer.bos_id
         return [bos, *ids] if self._tokenizer.add_bos and bos is not None else ids
 
-    def _take_pictures(self, message: Message, pictures: list[Picture]) -> Message:
+    def _with_pictures_taken(self, message: Message, pictures: list[Picture]) -> Message:
         """Add a message's pictures to those before; return it as this template reads it."""
         parts: list[Any] = []
         for part in message["content"] if isinstance(message.get("content"), list) else ():
@@ -258,24 +258,24 @@ class ChatTemplate:
                         "an mmproj file sees (--mmproj)"
                     )
                 pictures.append(self.sight.make_picture(part.get("image")))
-                part = {"type": "image"} if self._reads_pictures else _MARK
+                part = {"type": "image"} if self._accepts_picture_parts else _MARK
             parts.append(part)
         return {**message, "content": parts} if parts else message
 
     def _with_picture_texts(self, text: str, pictures: Sequence[Picture]) -> str:
         """Return a prompt's text with that of each picture in the place of its mark."""
         assert self.sight is not None
-        mark = self.sight.projector.slot if self._reads_pictures else str(_MARK["text"])
+        mark = self.sight.projector.slot if self._accepts_picture_parts else str(_MARK["text"])
         before, *rest = text.split(mark)
         if len(rest) != len(pictures):
             raise BadInput(f"chat template: it has {len(rest)} places for {len(pictures)} pictures")
         return before + "".join(
-            self.sight.prompt_text(picture, not self._reads_pictures) + behind
+            self.sight.prompt_text(picture, not self._accepts_picture_parts) + behind
             for picture, behind in zip(pictures, rest, strict=True)
         )
 
     @functools.cached_property
-    def _reads_pictures(self) -> bool:
+    def _accepts_picture_parts(self) -> bool:
         """A template that knows no pictures leaves such parts out, or prints something else."""
         assert self.sight is not None
         parts = [{"type": "image"}, {"type": "text", "text": _PROBE}]
@@ -422,9 +422,9 @@ class ChatTemplate:
                 list(map(unparsed_call, calls)) if self._wants_text_arguments else calls
             )
         content = prepared.get("content")
-        if isinstance(content, list) and not self._reads_parts:
+        if isinstance(content, list) and not self._accepts_content_parts:
             prepared["content"] = "\n".join(text_of_part(part) for part in content)
-        elif isinstance(content, str) and not self._reads_text:
+        elif isinstance(content, str) and not self._accepts_text_content:
             prepared["content"] = [{"type": "text", "text": content}]
         elif content is None and "content" in prepared and self._prints_none:
             prepared["content"] = ""
@@ -438,18 +438,18 @@ class ChatTemplate:
             return ""
 
     @functools.cached_property
-    def _reads_system(self) -> bool:
+    def _accepts_system_message(self) -> bool:
         text = {"role": "system", "content": _PROBE}
         return _PROBE in self._rendered_or_empty(text, {"role": "user", "content": "?"})
 
     @functools.cached_property
-    def _reads_text(self) -> bool:
-        return not self._reads_parts or _PROBE in self._rendered_or_empty(
+    def _accepts_text_content(self) -> bool:
+        return not self._accepts_content_parts or _PROBE in self._rendered_or_empty(
             {"role": "user", "content": _PROBE}
         )
 
     @functools.cached_property
-    def _reads_parts(self) -> bool:
+    def _accepts_content_parts(self) -> bool:
         """A template that only knows text prints the parts as Python's lists."""
         parts = [{"type": "text", "text": _PROBE}]
         text = self._rendered_or_empty({"role": "user", "content": parts})

@@ -29,7 +29,7 @@ _SPACE = "\u2581"  # SentencePiece's sign for a space
 _C_SPACES = " \t\n\v\f\r"  # what C's isspace strips
 
 
-def _gpt2_byte_letters() -> dict[int, str]:
+def _latin1_of_gpt2_letters() -> dict[int, str]:
     """Return GPT-2's letters for bytes as those of Latin-1; no other character is one of these.
 
     Printable bytes are themselves.
@@ -43,7 +43,7 @@ def _gpt2_byte_letters() -> dict[int, str]:
     )
 
 
-_LATIN = _gpt2_byte_letters()
+_LATIN = _latin1_of_gpt2_letters()
 
 
 class Tokenizer:
@@ -197,7 +197,7 @@ class Tokenizer:
         return text.replace(_SPACE, " ").encode(errors="surrogateescape")
 
     @functools.cached_property
-    def longest_token_bytes(self) -> int:
+    def longest_token_byte_count(self) -> int:
         """Bytes of the longest token: a text has at least its bytes divided by them tokens."""
         return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
 

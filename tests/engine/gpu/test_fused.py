@@ -96,7 +96,7 @@ def test_tokens_that_the_host_reads_later(emulated: Load, synthetic: Synthetic) 
 def kept(executor: FusedExecutor, tokens: int) -> list[np.ndarray]:
     """Keys and values of a sequence's tokens, by layer: (2, KV heads, tokens, head dimension)."""
     found = []
-    attentions = executor.memory.config.attentions.values()
+    attentions = executor.memory.config.attention_by_layer.values()
     for attention, cache in zip(attentions, executor.memory.caches, strict=True):
         shape = (-1, 2, attention.kv_heads, PAGE, attention.head_dim)
         raw = memoryview(bytearray(cache.nbytes))

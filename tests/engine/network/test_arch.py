@@ -81,7 +81,7 @@ def test_every_synthetic_shape_has_a_config(shape: str) -> None:
     assert len(config.layers) == wanted.n_layers
     assert config.vocab_size == wanted.vocab_size
     assert config.general_only is None
-    attention = next(iter(config.attentions.values()))
+    attention = next(iter(config.attention_by_layer.values()))
     assert (attention.heads, attention.kv_heads) == (wanted.n_heads, wanted.n_kv_heads)
 
 
@@ -100,8 +100,8 @@ def test_the_27b_of_gemma_scales_scores_by_its_width() -> None:
         for part, shape in (("attn_q", (128, 256)), ("attn_output", (256, 128))):
             file.tensors[f"blk.{index}.{part}.weight"] = Tensor(shape)
     file.set("attention.head_count", 2)
-    assert file.config().attentions[0].scale == (256 // 2) ** -0.5
-    assert File("tiny-gemma3").config().attentions[0].scale == 64**-0.5
+    assert file.config().attention_by_layer[0].scale == (256 // 2) ** -0.5
+    assert File("tiny-gemma3").config().attention_by_layer[0].scale == 64**-0.5
 
 
 def test_pairs_turn_by_parts_of_a_position() -> None:
@@ -109,7 +109,7 @@ def test_pairs_turn_by_parts_of_a_position() -> None:
     file = File("tiny-qwen3vl")
     assert not file.config().uses_mrope
     config = file.set("rope.dimension_sections", [12, 10, 10, 0]).config()
-    rope = config.attentions[0].rope
+    rope = config.attention_by_layer[0].rope
     assert rope is not None and rope.axes == (*(0, 1, 2) * 10, 0, 0)
     assert (
         config.n_deepstack_parts == 0
@@ -126,23 +126,23 @@ def test_yarn_by_hand() -> None:
     """Pairs between those that turn 32 times and once over 4,096 tokens are mixed in a line."""
     file = File("tiny-yarn").set("rope.freq_base", 10000.0).set("rope.scaling.factor", 32.0)
     file.set("rope.scaling.original_context_length", 4096)
-    rope = file.config().attentions[0].rope
+    rope = file.config().attention_by_layer[0].rope
     # 64 ln(4096 / (32 * 2 pi)) / (2 ln 10000) = 10.5, and with one turn 22.5.
     assert rope is not None and len(rope.frequencies) == 32
     for pair, kept in ((10, 1.0), (11, 1 - 1 / 13), (22, 1 - 12 / 13), (23, 0.0), (24, 0.0)):
         plain = 10000 ** (-2 * pair / 64)
         assert rope.frequencies[pair] == pytest.approx(plain * (kept + (1 - kept) / 32))
     assert rope.magnitude == pytest.approx(1 + 0.1 * math.log(32))
-    scaled = file.set("rope.scaling.yarn_log_multiplier", 0.5).config().attentions[0].rope
+    scaled = file.set("rope.scaling.yarn_log_multiplier", 0.5).config().attention_by_layer[0].rope
     assert scaled is not None
     assert scaled.magnitude == pytest.approx((1 + 0.1 * math.log(32)) / (1 + 0.05 * math.log(32)))
 
 
 def test_keys_that_files_leave_out_or_set_to_nothing() -> None:
     oss = File("tiny-gptoss").set("attention.sliding_window_pattern", 0).config()
-    assert all(attention.window for attention in oss.attentions.values())
+    assert all(attention.window for attention in oss.attention_by_layer.values())
     granite = File("tiny-granite").set("rope.scaling.finetuned", False).config()
-    assert granite.attentions[0].rope is None
+    assert granite.attention_by_layer[0].rope is None
     granite = File("tiny-granite").set("residual_scale", 0.0).config()
     assert {op.scale for op in granite.layers[0].operations if isinstance(op, AddToResidual)} == {
         1.0
@@ -156,7 +156,7 @@ def test_keys_that_files_leave_out_or_set_to_nothing() -> None:
 def test_a_pattern_of_windows_may_be_a_list() -> None:
     flags = [True, False, False, True]
     oss = File("tiny-gptoss").set("attention.sliding_window_pattern", flags).config()
-    assert [bool(attention.window) for attention in oss.attentions.values()] == flags
+    assert [bool(attention.window) for attention in oss.attention_by_layer.values()] == flags
     with pytest.raises(BadInput, match="has 1 entries; 4, one a layer, were expected"):
         File("tiny-gptoss").set("attention.sliding_window_pattern", [True]).config()
 
@@ -168,7 +168,8 @@ def test_soft_caps() -> None:
         del file.metadata[f"gemma2.{key}"]
     config = file.config()
     assert config.logit_softcap == 30
-    assert [(a.softcap, a.window) for a in config.attentions.values()] == [(50, 4096), (50, 0)] * 2
+    caps = [(a.softcap, a.window) for a in config.attention_by_layer.values()]
+    assert caps == [(50, 4096), (50, 0)] * 2
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def has_recurrent_states(runner: Runner) -> bool:
     """Say whether its model has recurrent states, which do not go back."""
     if isinstance(runner, FusedRunner):
         return runner.executor.memory.states is not None
-    return isinstance(runner, CpuRunner) and bool(runner.path.config.state_size)
+    return isinstance(runner, CpuRunner) and bool(runner.path.config.n_state_floats)
 
 
 class _TokenClock:

@@ -29,7 +29,7 @@ class BatchLowering(RowLowering):
         super().__init__(memory, sequences)
         self.sequences, n = sequences, sequences
         self._normed = self.halves_buffer("normed", memory.config.dim)  # of the head
-        heads = {layer: memory.layer_heads(layer, n) for layer in memory.config.attentions}
+        heads = {layer: memory.layer_heads(layer, n) for layer in memory.config.attention_by_layer}
         self._splits = {layer: most_splits(memory.device, h) for layer, h in heads.items()}
         self._parts = AttentionScratch(memory, heads, self._splits)
         self._head = logits_matrix(memory)

@@ -340,7 +340,7 @@ class Lowering(ABC):
         return AttentionInputs(
             self.layer_cache(layer),
             self._values[step.source],
-            memory.rotations[memory.config.attentions[layer].rope],
+            memory.rotations[memory.config.attention_by_layer[layer].rope],
             weights.optional_vector(f"{prefix}attn_q_norm.weight"),
             weights.optional_vector(f"{prefix}attn_k_norm.weight"),
             weights.optional_vector(f"{prefix}attn_sinks.weight"),

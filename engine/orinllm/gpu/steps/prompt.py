@@ -52,7 +52,7 @@ class ChunkLowering(RowLowering):
         super().__init__(memory, self.chunk, None if other is None else other.slots)
         self.table: Buffer = other.table if other else memory.zeroed_ints(memory.context // PAGE)
         self.at, self.cache_view = self.chunk, (1, self.table)
-        widest = max(attention.q_width for attention in memory.config.attentions.values())
+        widest = max(attention.q_width for attention in memory.config.attention_by_layer.values())
         self._q = memory.allocate_scratch(most * widest, dtypes.uint16)
         layers = [self.lower_layer(i) for i in range(len(memory.config.layers))]
         keys, rest = layers.pop()

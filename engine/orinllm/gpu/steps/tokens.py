@@ -48,7 +48,7 @@ class TokenLowering(Lowering):
         super().__init__(memory, sequences, dtypes.float32)
         self.sequences, self._together = sequences, together
         config, n = memory.config, sequences
-        heads = {layer: memory.layer_heads(layer, n) for layer in config.attentions}
+        heads = {layer: memory.layer_heads(layer, n) for layer in config.attention_by_layer}
         split = {layer: memory.layer_heads(layer, 1) for layer in heads} if together else heads
         self._warps = {layer: warps_beside_gemvs(memory.device, h) for layer, h in split.items()}
         self._splits = {
@@ -170,7 +170,7 @@ class TokenLowering(Lowering):
 
     def lower_before_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield what neighbours in one sequence need; attention of others stores their own."""
-        if self._together and self.memory.config.attentions[layer].reads is None:
+        if self._together and self.memory.config.attention_by_layer[layer].reads is None:
             inputs = self.attention_inputs(layer, step)
             yield store_keys_launch(inputs, self._splits[layer], self.state)
 

@@ -90,13 +90,13 @@ _BY_NAME = weakref.WeakValueDictionary[bytes, Picture]()
 _RECENT: OrderedDict[int, Picture] = OrderedDict()
 
 
-def _picture_number(row: int) -> int:
+def _picture_number_of_row(row: int) -> int:
     return (-row - 1) // MOST_ROWS
 
 
-def _known_picture(row: int) -> Picture | None:
+def _picture_of_row(row: int) -> Picture | None:
     with _LOCK:
-        return _BY_NUMBER.get(_picture_number(row))
+        return _BY_NUMBER.get(_picture_number_of_row(row))
 
 
 def find_or_make_picture(
@@ -129,9 +129,9 @@ def pictures_in(ids: Sequence[int]) -> tuple[Picture, ...]:
 
     Raises BadInput for rows of a picture that is gone.
     """
-    rows = {_picture_number(row): row for row in ids if row < 0}  # one of each picture
+    rows = {_picture_number_of_row(row): row for row in ids if row < 0}  # one of each picture
     found = [
-        picture for _, row in sorted(rows.items()) if (picture := _known_picture(row)) is not None
+        picture for _, row in sorted(rows.items()) if (picture := _picture_of_row(row)) is not None
     ]
     if len(found) < len(rows):
         raise BadInput("the prompt has rows of a picture that is not there any more")
@@ -145,7 +145,7 @@ def picture_places_and_rows(ids: Sequence[int]) -> tuple[list[int], Floats]:
     """
     places = [at for at, row in enumerate(ids) if row < 0]
     found = {picture.number: picture.encoded_rows for picture in pictures_in(ids)}
-    rows = [found[_picture_number(ids[at])][(-ids[at] - 1) % MOST_ROWS] for at in places]
+    rows = [found[_picture_number_of_row(ids[at])][(-ids[at] - 1) % MOST_ROWS] for at in places]
     return places, np.stack(rows) if rows else np.empty((0, 0), np.float32)
 
 
@@ -181,7 +181,7 @@ def position_shift(ids: Sequence[int]) -> int:
 def _picture_starts_and_shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield where pictures of a shape begin among tokens, and the shape."""
     for at in np.flatnonzero((ids < 0) & ((-ids - 1) % MOST_ROWS == 0)):
-        picture = _known_picture(int(ids[at]))
+        picture = _picture_of_row(int(ids[at]))
         if picture is not None and picture.shape is not None:
             yield int(at), picture.shape
 
