@@ -1,7 +1,7 @@
 """Options of commands: each is said once, as a field of a dataclass that its command is given.
 
 A command that measures calls `require_output_paths` and `require_asked_board` before it writes or
-opens anything, and hands its records, whole or not, to `write_records`.
+opens anything, and hands its records, whole or not, to `print_and_keep_records`.
 """
 
 import functools
@@ -19,7 +19,8 @@ import click
 from orinbench.errors import BenchError
 from orinbench.judge.history.store import History, history_path
 from orinbench.judge.schema import Record
-from orinbench.measure.board import hottest_celsius, require_board
+from orinbench.judge.verdict import MIN_UNITS
+from orinbench.measure.board import hottest_celsius, require_board_state
 from orinbench.measure.number_lists import parse_int_list, parse_pair
 from orinbench.measure.plan import BACKEND_NAMES, Case, make_tests
 from orinbench.show.output_formats import RENDERERS
@@ -48,6 +49,9 @@ AT_LEAST_0, AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
 ABOVE_0 = FiniteNumber(0, min_open=True)
 #: An option that takes a list, and may be repeated.
 LISTS: dict[str, Any] = {"multiple": True, "metavar": "LIST"}
+# Fresh processes a backend: enough for a verdict on 25 tests at once, and for one where a process
+# in ten is an outlier.
+PROCESSES = 10
 _HISTORY = "[default: ~/.local/state/tinygrad-orin/history.db]"
 
 
@@ -141,7 +145,7 @@ def history_option(purpose: str) -> Option:
     return option("--history", f"{purpose} {_HISTORY}", type=FILE, metavar="PATH")
 
 
-def with_history_file(command: Command) -> Command:
+def with_history_option(command: Command) -> Command:
     """Add --history to a command of `orinbench history`, which gets it as `path`.
 
     It may stand before a subcommand or behind it.
@@ -176,7 +180,7 @@ class ModelOptions:
     )
     quant: str = option_field("--quant", "Type of its weights.", default="Q6_K")
 
-    def model_files(self) -> list[Path]:
+    def find_or_fetch_files(self) -> list[Path]:
         """Return the models' files; those of the hub are fetched."""
         if self.hf and click.get_current_context().meta.get(OFFLINE):
             os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported
@@ -255,7 +259,8 @@ class RunOptions:
     )
     processes: int | None = option_field(
         "--processes",
-        "Fresh processes of each backend that share the rounds. [default: 10, of suite 6]",
+        "Fresh processes of each backend that share the rounds. "
+        f"[default: {PROCESSES}, of suite {MIN_UNITS}]",
         type=AT_LEAST_1,
         metavar="N",
     )
@@ -339,7 +344,7 @@ def kept_cache_environment(kept: Path | None) -> dict[str, str]:
     return {"CACHEDB": str(kept.absolute())}
 
 
-def process_count(given: int | None, repetitions: int, default: int) -> int:
+def checked_process_count(given: int | None, repetitions: int, default: int) -> int:
     """Return the number of processes; raises BenchError for more than there are rounds."""
     if given is not None and given > repetitions:
         raise BenchError(
@@ -351,7 +356,7 @@ def process_count(given: int | None, repetitions: int, default: int) -> int:
 def require_asked_board(options: RunOptions, roots: Roots) -> None:
     """Raise BenchError for a board that is not as asked, before anything is written or opened."""
     if options.require is not None:
-        require_board(options.require, roots)
+        require_board_state(options.require, roots)
     if options.cooldown is not None:
         hottest_celsius(options.cooldown, roots)
 
@@ -367,14 +372,14 @@ def require_output_paths(options: RunOptions) -> None:
         raise BenchError("--history, --no-history: one excludes the other; leave one out")
 
 
-def write_records(records: Sequence[Record], options: RunOptions) -> None:
+def print_and_keep_records(records: Sequence[Record], options: RunOptions) -> None:
     """Print the records, keep them in the history, print them in the second form, draw the page.
 
     A history that cannot be written costs a line, not the results. Raises BenchError for a page
     that cannot be.
     """
     try:
-        sys.stdout.write(_rendered(records, options.output, options))
+        sys.stdout.write(_records_text(records, options.output, options))
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -385,14 +390,14 @@ def write_records(records: Sequence[Record], options: RunOptions) -> None:
     if not options.no_history and any(record.samples_ts or record.error for record in records):
         keep_in_history(records, options.history or history_path())
     if options.output_err:  # nothing is said behind it, so that a program can read it
-        sys.stderr.write(_rendered(records, options.output_err, options))
+        sys.stderr.write(_records_text(records, options.output_err, options))
     if options.report:
         from orinbench.show.html_page import write_report  # jinja2 is slow to load
 
         write_report(records, options.report)
 
 
-def _rendered(records: Sequence[Record], form: str, options: RunOptions) -> str:
+def _records_text(records: Sequence[Record], form: str, options: RunOptions) -> str:
     return render_md(records, options.verbose) if form == "md" else RENDERERS[form](records)
 
 
@@ -401,7 +406,7 @@ def keep_in_history(records: Sequence[Record], path: Path) -> None:
     words = shlex.join(["orinbench", *sys.argv[1:]])
     try:
         with History(path, write=True) as history:
-            run, _ = history.add_run(records, words.encode(errors="backslashreplace").decode())
+            run, _ = history.add_run_once(records, words.encode(errors="backslashreplace").decode())
     except BenchError as error:
         click.echo(f"orinbench: not kept in the history: {error}", err=True)
     else:

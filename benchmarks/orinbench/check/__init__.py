@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinbench.check.expert_ties import resolve_ties, score_gap_limits
-from orinbench.check.greedy import Engine, GreedyGeneration, needed_context
+from orinbench.check.greedy import DecodeFunction, GreedyGeneration, needed_context
 from orinbench.check.judgement import EngineVerdict, judge_logits
 from orinbench.check.layers import LayerJudge
 from orinbench.check.nonfinite import (
@@ -70,7 +70,7 @@ class EngineToCheck:
     """
 
     name: str
-    engine: Engine
+    engine: DecodeFunction
     arithmetic: EngineRounding
     long: int = 0
 
@@ -90,7 +90,7 @@ def check_engine(
     number = 0
     require_tensors(model)
     prompts = random_prompts(model, n_tokens, seed)
-    long = long_prompt(model, candidate.long, n_tokens, seed)
+    long = long_prompts(model, candidate.long, n_tokens, seed)
     context = needed_context([*prompts, *long], n_tokens)
     reference = Reference(
         model,
@@ -214,7 +214,7 @@ def default_long_prompt_length(model: ModelInfo) -> int:
     return 0 if states or model.context_length < 2 * _CHUNK else LONG_PROMPT
 
 
-def long_prompt(model: ModelInfo, length: int, n_tokens: int, seed: int) -> list[list[int]]:
+def long_prompts(model: ModelInfo, length: int, n_tokens: int, seed: int) -> list[list[int]]:
     """Return a random prompt of that length, none for 0; raises BenchError without a context."""
     if not length:
         return []

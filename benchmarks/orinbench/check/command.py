@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from orinbench.check import EngineVerdict, check_engine, long_prompt, random_prompts
+from orinbench.check import EngineVerdict, check_engine, long_prompts, random_prompts
 from orinbench.check.gate import llama_cpp_to_check, tinygrad_to_check
 from orinbench.check.vision import EncoderVerdict, check_encoder
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
@@ -74,7 +74,7 @@ def check_command(options: CheckOptions) -> int:
     models = [open_model(path) for path in paths]
     for model in models:
         random_prompts(model, options.n_tokens, options.seed)
-        long_prompt(model, options.n_depth or 0, options.n_tokens, options.seed)
+        long_prompts(model, options.n_depth or 0, options.n_tokens, options.seed)
     names, llama_bench = choose_backends(options.backends, options.llama_bench, talk)
     if key != "f16" and (plain := [name for name in names if name.startswith("tinygrad:CPU")]):
         raise BenchError(f"-ctk {key}: {plain[0]} keeps keys and values as f16; leave it out")

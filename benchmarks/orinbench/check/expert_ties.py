@@ -138,7 +138,7 @@ def resolve_ties(
         ][:_TRIED]
         tried = {}
         for tie in near:
-            ways = _experts_to_force(tie, routed)
+            ways = _iter_forced_experts(tie, routed)
             each = [
                 _TieAttempt(way, scaled_to(wanted_with([*given.values(), way]))) for way in ways
             ]
@@ -174,7 +174,7 @@ class _TieAttempt:
         return float(np.nanmean(self.left**2))
 
 
-def _experts_to_force(tie: ExpertTie, routed: Mapping[int, RoutedExperts]) -> Iterator[Way]:
+def _iter_forced_experts(tie: ExpertTie, routed: Mapping[int, RoutedExperts]) -> Iterator[Way]:
     """Yield the experts to force for a tie: its own, or those of the token's later layers, too."""
     chosen = {layer: of.chosen[tie.position].tolist() for layer, of in routed.items()}
     own = tie.swapped_experts(chosen[tie.layer])

@@ -13,11 +13,11 @@ from orinbench.check import (
     default_long_prompt_length,
     require_passed,
 )
-from orinbench.check.greedy import tinygrad_engine
+from orinbench.check.greedy import tinygrad_decode_function
 from orinbench.check.reference import unsupported_feature
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.measure.backends.backend import Backend, BackendError
-from orinbench.measure.backends.llama_server import find_llama_program, llama_cpp_engine
+from orinbench.measure.backends.llama_server import find_llama_program, llama_cpp_decode_function
 from orinbench.measure.backends.tinygrad_backend import DeviceBackend, TinygradBackend
 from orinbench.measure.results import LaneResult
 from orinbench.model import ModelInfo
@@ -111,7 +111,7 @@ def tinygrad_to_check(
     general: bool = False,
 ) -> EngineToCheck:
     """Return the engine on a device, or with `general` tinygrad.llm's own network."""
-    engine = tinygrad_engine(model.path, backend.start_worker, say, general, key_type)
+    engine = tinygrad_decode_function(model.path, backend.start_worker, say, general, key_type)
     fused = not general and not name.startswith("tinygrad:CPU")
     return EngineToCheck(
         name, engine, ARITHMETICS[key_type], default_long_prompt_length(model) if fused else 0
@@ -124,5 +124,5 @@ def llama_cpp_to_check(
     """Return llama.cpp as its server answers; None where there is none."""
     if (server := find_llama_program("llama-server", llama_bench)) is None:
         return None
-    engine = llama_cpp_engine(server, model, timeout, say)
+    engine = llama_cpp_decode_function(server, model, timeout, say)
     return EngineToCheck("llama.cpp", engine, EIGHT_BITS_BY_256)

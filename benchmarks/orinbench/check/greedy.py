@@ -1,7 +1,7 @@
 """Greedy decoding with logits by the engines that the correctness gate judges.
 
-`decode_greedily` runs in a worker, which `tinygrad_engine` starts and asks. `llama_cpp_engine` asks
-a `llama-server`.
+`decode_greedily` runs in a worker, which `tinygrad_decode_function`'s result starts and asks; that
+of `llama_cpp_decode_function` asks a `llama-server`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ def prefixed_say(say: Say, where: str) -> Say:
 
 
 # From prompts and a number of tokens to one generation for each prompt.
-Engine = Callable[[Sequence[Sequence[int]], int], list[GreedyGeneration]]
+DecodeFunction = Callable[[Sequence[Sequence[int]], int], list[GreedyGeneration]]
 
 
 # Lengths of prompts that are cut. Longer ones have several chunks anyway, parts of shorter ones
@@ -100,13 +100,13 @@ def needed_context(prompts: Sequence[Sequence[int]], n_tokens: int) -> int:
     return max(len(prompt) for prompt in prompts) + n_tokens + 1
 
 
-def tinygrad_engine(
+def tinygrad_decode_function(
     model: Path,
     start: Callable[..., WorkerProcess],
     say: Say = say_nothing,
     general: bool = False,
     key_type: str = "f16",
-) -> Engine:
+) -> DecodeFunction:
     """Return an engine that loads `model` in a worker that `start` starts.
 
     `general` takes tinygrad.llm's own network, `key_type` is of the engine's keys and values. `say`

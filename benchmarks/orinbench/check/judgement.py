@@ -8,7 +8,7 @@ engine's errors may be a few times as wide. No error is a measure for itself: on
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,7 +155,8 @@ def judge_logits(
     scaled = np.abs(yardstick.scaled_errors(error))
     usual = float(np.sqrt((yardstick.position_rms**2).mean())) / spread
     relative = float(np.sqrt(np.nanmean(error**2))) / spread
-    kl, kl_error = _kl_divergence(reference, noisy, got) if complete else (None, None)
+    kl, kl_error = _kl_divergence_and_ratio(reference, noisy, got) if complete else (None, None)
+    best = reference.argmax(axis=-1)
     found = EngineVerdict(
         engine=engine,
         passed=False,
@@ -169,15 +170,13 @@ def judge_logits(
         element_error=float(np.nanmax(scaled)),
         row_error=float(np.sqrt(_column_means(scaled**2)).max()),
         slope_error=yardstick.slope_along_logits(error),
-        worst_rank=int(
-            (got > np.take_along_axis(got, _top_tokens(reference), 1)).sum(axis=-1).max()
-        ),
+        worst_rank=int((got > np.take_along_axis(got, best[:, None], 1)).sum(axis=-1).max()),
         arithmetic=arithmetic,
         fused=any(generation.fused for generation in generations),
         failures=(),
         kl_divergence=kl,
         kl_error=kl_error,
-        top1_agreement=float(np.mean(tokens == reference.argmax(axis=-1))),
+        top1_agreement=float(np.mean(tokens == best)),
     )
     failures += _excessive_error_texts(found)
     noise = yardstick.position_rms * float(np.clip(relative / usual, 1, MOST_WIDE))
@@ -187,17 +186,9 @@ def judge_logits(
         failures += [
             f"by its own logits: {said}" for said in wrong_choice_texts(got, tokens, noise)
         ]
-    changed = int((tokens != reference.argmax(axis=-1)).sum())
-    return _with_failures(found, failures, 0 if wrong else changed)
-
-
-def _with_failures(found: EngineVerdict, failures: Sequence[str], forgiven: int) -> EngineVerdict:
-    values = {**vars(found), "failures": tuple(failures), "passed": not failures}
-    return EngineVerdict(**{**values, "forgiven": forgiven})
-
-
-def _top_tokens(rows: Array) -> NDArray[np.intp]:
-    return np.asarray(rows.argmax(axis=-1))[:, None]
+    changed = int((tokens != best).sum())
+    passed, forgiven = not failures, 0 if wrong else changed
+    return replace(found, passed=passed, failures=tuple(failures), forgiven=forgiven)
 
 
 def _column_means(squares: Array) -> Array:
@@ -227,7 +218,7 @@ def _excessive_error_texts(found: EngineVerdict) -> list[str]:
     return failures
 
 
-def _kl_divergence(reference: Array, noisy: Array, got: Array) -> tuple[float, float]:
+def _kl_divergence_and_ratio(reference: Array, noisy: Array, got: Array) -> tuple[float, float]:
     """Return the mean KL(reference || engine), and it as a multiple of the rounded reference's."""
     wanted = log_softmax(reference)
     kl, usual = (

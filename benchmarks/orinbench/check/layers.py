@@ -129,7 +129,7 @@ class LayerJudge:
             )
         if begun:
             place = len(tokens) - len(logits)
-            routes |= self._collect_last_errors(x[-2].astype(np.float64), logits[:1], place)
+            routes |= self._collect_last_layer_and_head(x[-2].astype(np.float64), logits[:1], place)
         if last:
             left = x[-1, -last:].astype(np.float64)
             wanted, rounded = (
@@ -138,7 +138,7 @@ class LayerJudge:
             self._keep_errors("the head", logits[begun:] - wanted, (rounded - wanted)[None], wanted)
         return routes
 
-    def _collect_last_errors(self, x: Array, logits: Array, place: int) -> Way:
+    def _collect_last_layer_and_head(self, x: Array, logits: Array, place: int) -> Way:
         """Collect errors of the last layer and the head at a place, given what the layer was.
 
         Returns the experts that it took.

@@ -17,9 +17,9 @@ from orinbench.check.reference_recurrent import recurrent_layer
 from orinbench.check.reference_rope import (
     SCALINGS,
     Array,
+    apply_rotation,
     has_sliding_window,
     layer_rotation,
-    rotate,
 )
 from orinbench.errors import BenchError
 from orinbench.model import ModelInfo
@@ -237,13 +237,13 @@ class Reference:
             q = self._norm(q, f"{prefix}attn_q_norm.weight")
         rotation, neighbours = self._rotations[layer], _NEIGHBOUR_ROPE[model.architecture]
         if rotation is not None:
-            q = rotate(q, own, rotation, neighbours)
+            q = apply_rotation(q, own, rotation, neighbours)
         if keys:
             k, v = keys
             if f"{prefix}attn_k_norm.weight" in model.tensors:
                 k = self._norm(k, f"{prefix}attn_k_norm.weight")
             if rotation is not None:
-                k = rotate(k, positions, rotation, neighbours)
+                k = apply_rotation(k, positions, rotation, neighbours)
             if model.architecture == "gemma4":
                 v = v / np.sqrt(np.mean(v * v, axis=-1, keepdims=True) + self._norm_eps)
             self._caches[has_sliding_window(model, layer)] = k, v = (

@@ -90,7 +90,7 @@ def has_sliding_window(model: ModelInfo, layer: int) -> bool:
     return (layer + 1) % every != 0
 
 
-def rotate(x: Array, positions: Array, rotation: Rotation, neighbours: bool) -> Array:
+def apply_rotation(x: Array, positions: Array, rotation: Rotation, neighbours: bool) -> Array:
     """Turn x (tokens, heads, head_dim); `neighbours`: pairs are (0, 1), (2, 3), ..."""
     size = 2 * len(rotation.frequencies)
     turned, rest = x[..., :size], x[..., size:]

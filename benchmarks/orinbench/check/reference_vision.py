@@ -58,7 +58,7 @@ class VisionReference:
         windows = self._window_mask(places)
         beside = []
         for at in range(self._metadata_value("block_count")):
-            x = self._layer(x, at, places, windows)
+            x = self._layer_output(x, at, places, windows)
             if f"v.deepstack.{at}.fc1.weight" in self._tensors:
                 name = f"v.deepstack.{at}."
                 joined = self._norm(x.reshape(-1, self.merge**2 * x.shape[1]), f"{name}norm")
@@ -150,7 +150,9 @@ class VisionReference:
         found: NDArray[np.bool_] = (of[:, None] == of[None]).all(axis=2)
         return found
 
-    def _layer(self, x: Array, at: int, places: Places, windows: NDArray[np.bool_] | None) -> Array:
+    def _layer_output(
+        self, x: Array, at: int, places: Places, windows: NDArray[np.bool_] | None
+    ) -> Array:
         name = f"v.blk.{at}."
         seen = windows
         if windows is not None and (at + 1) % self._metadata_value("n_wa_pattern") == 0:

@@ -33,7 +33,7 @@ def _round_to_half(x: Array, place: float = 1.0) -> Array:
     return halves
 
 
-def _round_to_integers(x: Array, place: float, block: int = 32, most: int = 127) -> Array:
+def _round_to_scaled_integers(x: Array, place: float, block: int = 32, most: int = 127) -> Array:
     """Round to whole numbers by blocks, whose largest value is `most`: 127 are 8 bits."""
     width, off = x.shape[-1], place - 1
     padded = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -width % block)])
@@ -69,19 +69,19 @@ class EngineRounding:
 # The engine's CPU path (engine/orinllm/cpu/rows.c): one large activation makes its 31 neighbours
 # coarse, and real models have such.
 SIXTEEN_BIT_ACTIVATIONS = EngineRounding(
-    "16-bit activations", partial(_round_to_integers, most=32767), others=_round_to_single
+    "16-bit activations", partial(_round_to_scaled_integers, most=32767), others=_round_to_single
 )
 # tinygrad casts weights and norms to half (tinygrad/llm/model.py, HALF=1).
 HALF_WEIGHTS = EngineRounding("weights in half precision", _round_to_half)
 # The engine's fused kernels and llama.cpp's CUDA kernels for quantized weights (ggml's Q8_1).
-EIGHT_BIT_ACTIVATIONS = EngineRounding("8-bit activations", _round_to_integers)
+EIGHT_BIT_ACTIVATIONS = EngineRounding("8-bit activations", _round_to_scaled_integers)
 # The same with a cache of q8_0.
 EIGHT_BIT_CACHE = EngineRounding(
-    "8-bit activations and cache", _round_to_integers, _round_to_integers
+    "8-bit activations and cache", _round_to_scaled_integers, _round_to_scaled_integers
 )
 # llama.cpp's CPU kernels for K-quants (ggml's Q8_K); for the others blocks of 32 are finer.
 EIGHT_BITS_BY_256 = EngineRounding(
-    "8-bit activations by 256", partial(_round_to_integers, block=256)
+    "8-bit activations by 256", partial(_round_to_scaled_integers, block=256)
 )
 
 
@@ -179,13 +179,13 @@ def round_weights_to_half(
     whole_scale = np.where(scale == 0, 1, scale)[..., None]
     products = (
         np.rint((groups + minimum[..., None]) / whole_scale)
-        * _round_scales_to_half(scale)[..., None]
+        * _round_to_normal_half(scale)[..., None]
     )
-    return _round_scales_to_half(products - _round_scales_to_half(minimum)[..., None]).reshape(
+    return _round_to_normal_half(products - _round_to_normal_half(minimum)[..., None]).reshape(
         weights.shape
     )
 
 
-def _round_scales_to_half(x: Array) -> Array:
+def _round_to_normal_half(x: Array) -> Array:
     """Round to halves of numbers that are 256 times as large: none is subnormal."""
     return _round_to_half(256 * x) / 256

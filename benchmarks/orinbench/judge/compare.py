@@ -11,7 +11,7 @@ from orinbench.judge.history.store import History, RecordFilter, history_path
 from orinbench.judge.history.trend import Trend, noise_by_case, read_trends
 from orinbench.judge.identity import case_key, machine_key, measurement_day
 from orinbench.judge.load_results import load_records
-from orinbench.judge.saved_results import compare_saved
+from orinbench.judge.saved_comparison import compare_saved
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import Noise
 from orinbench.options import history_option, output_option
@@ -73,7 +73,7 @@ def _noise_of_other_runs(trend: Trend, judged: Sequence[Record]) -> Noise | None
     known = {day for day in days if day is not None}
     times = {record.test_time for record in judged if record.test_time}
     own = {at for at, point in enumerate(trend.points) if point.record.test_time in times}
-    return trend.noise_of_days(known if days == known else set(), without=own)
+    return trend.noise_to_judge_days(known if days == known else set(), without=own)
 
 
 def _history_run_id(name: str, history: Path) -> int | None:

@@ -9,7 +9,7 @@ from orinbench.errors import BenchError
 from orinbench.files_and_json import is_finite_number, read_text
 from orinbench.judge.identity import model_type_suffix
 from orinbench.judge.make_records import compact_json
-from orinbench.judge.samples import summarize_samples
+from orinbench.judge.sample_statistics import summarize_samples
 from orinbench.judge.schema import SCHEMA_VERSION, Plain, Record, record_fault, record_from_fields
 from orinbench.measure.plan import Case
 
@@ -27,12 +27,12 @@ def load_records(path: Path) -> list[Record]:
     for a file that is missing or holds anything else.
     """
     text = read_text(path, "what -o json or jsonl wrote")
-    if not (records := _from_json(path, text)):
+    if not (records := _raw_records(path, text)):
         raise BenchError(f"{path}: holds no records; write it with -o json or jsonl")
     return [_checked_record(path, index, record) for index, record in enumerate(records)]
 
 
-def _from_json(path: Path, text: str) -> list[Any]:
+def _raw_records(path: Path, text: str) -> list[Any]:
     """Return what an array, an object, or an object a line holds."""
     try:
         if text.lstrip().startswith("["):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orinbench.check.row_result_gate import row_check_text
-from orinbench.judge.samples import (
+from orinbench.judge.sample_statistics import (
     BenchWarning,
     SampleSummary,
     WarningKind,
@@ -128,7 +128,7 @@ def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
         "schema_version": SCHEMA_VERSION,
         "benchmark": row.case.benchmark,
         "unit": row.case.unit,
-        "extra": _variable_fields(lane, row),
+        "extra": _left_out_and_variables(lane, row),
         "backend": lane.plan.name,
         "test": row.case.label,
         "error": lane.error or row.error,
@@ -141,7 +141,7 @@ def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
     }
 
 
-def _variable_fields(lane: LaneResult, row: RowResult) -> Plain:
+def _left_out_and_variables(lane: LaneResult, row: RowResult) -> Plain:
     """Return why a row was left out, and what is known of its lane's variables."""
     extra: Plain = {"left_out": row.left_out} if row.left_out else {}
     if lane.plan.variables:
@@ -243,7 +243,7 @@ def _suite_row_fields(lane: LaneResult, row: RowResult, prepared: PreparedCase) 
         "bytes": prepared.n_bytes or None,
         "peak_gflops": prepared.peak_flops and prepared.peak_flops / 1e9,
         **prepared.extra,
-        **_extra_fields(row),
+        **_merged_sample_extras(row),
     }
     return {
         "check": {"passed": True, "text": prepared.check, "backend": lane.plan.name},
@@ -252,7 +252,7 @@ def _suite_row_fields(lane: LaneResult, row: RowResult, prepared: PreparedCase) 
     }
 
 
-def _extra_fields(row: RowResult) -> Plain:
+def _merged_sample_extras(row: RowResult) -> Plain:
     """Return what this benchmark alone measured: of each process its last sample has it all.
 
     Latencies are percentiles of a process: the record has the median process's, and of all

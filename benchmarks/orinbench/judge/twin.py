@@ -82,17 +82,17 @@ class OrinTwin:
     def predicted_interval(self, work: TimedWork) -> tuple[float, float, float]:
         """Return the prediction in ms, and the ends of its interval of 90 %."""
         expected = self.fit.predicted_ms(work)
-        reach = math.exp(_quantile([abs(error) for error in self.errors[work.is_prompt]], _SHARE))
+        reach = math.exp(_upper_quantile([abs(error) for error in self.errors[work.is_prompt]]))
         return expected, expected / reach, expected * reach
 
     def error_summary(self, is_prompt: bool) -> tuple[int, float, float, float]:
         """Return number of cells, then median, 90 % quantile and largest error, as shares."""
         sizes = [math.expm1(abs(error)) for error in self.errors[is_prompt]]
-        return len(sizes), statistics.median(sizes), _quantile(sizes, _SHARE), max(sizes)
+        return len(sizes), statistics.median(sizes), _upper_quantile(sizes), max(sizes)
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[math.ceil(share * len(values)) - 1]
+def _upper_quantile(values: Sequence[float]) -> float:
+    return sorted(values)[math.ceil(_SHARE * len(values)) - 1]
 
 
 def fit_board(cells: Sequence[TwinAndBoardTime], clock: float) -> BoardFit:

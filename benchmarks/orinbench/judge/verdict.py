@@ -185,7 +185,7 @@ def _comparison_with_noise(comparison: Comparison, noise: Noise) -> Comparison:
     p_value = p_value if too_few else max(p_value, comparison.p_value)
 
     def ends(chance: float) -> tuple[float | None, float | None]:
-        far = sd * student_t(chance, noise.degrees)
+        far = sd * critical_student_t(chance, noise.degrees)
         low, high = (None, None) if too_few or not comparison.ends else comparison.ends(chance)
         return (
             log_ratio - far if low is None else min(low, log_ratio - far),
@@ -295,7 +295,7 @@ def _whole_cosine_area(degrees: int) -> float:
 
 
 @lru_cache
-def student_t(p_value: float, degrees: int) -> float:
+def critical_student_t(p_value: float, degrees: int) -> float:
     """Return the t whose two-sided p-value this is, to a millionth of a right angle."""
     low, high = 0.0, math.pi / 2
     while high - low > 1e-6:

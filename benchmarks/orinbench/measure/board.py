@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from orinbench.errors import BenchError
 from orinbench.files_and_json import write_atomically
-from orinbench.judge.samples import BenchWarning, WarningKind
+from orinbench.judge.sample_statistics import BenchWarning, WarningKind
 from orinboard.board import BoardState, read_state
 from orinboard.energy import BENCHMARK_HERTZ, EnergySampler
 from orinboard.files import FileReader, Roots
@@ -219,7 +219,7 @@ def measure_energy(
         run.ended = time.time()
 
 
-def require_board(spec: str, roots: Roots | None = None) -> None:
+def require_board_state(spec: str, roots: Roots | None = None) -> None:
     """Refuse to go on unless the board meets `spec`: BenchError says what to run."""
     try:
         problems = unmet_conditions(spec, read_board_state(roots), roots)

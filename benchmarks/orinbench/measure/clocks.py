@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orinbench.judge.samples import BenchWarning, WarningKind
+from orinbench.judge.sample_statistics import BenchWarning, WarningKind
 from orinboard.board import BoardState
 from orinboard.files import FileReader, Roots
 from orinboard.sensors import nvml
@@ -30,7 +30,7 @@ class ClockState:
     gpu_throttling: tuple[str, ...] = ()  # why the GPU is slower than asked, by NVML's words
 
 
-class GpuNameInUse:
+class UsedGpuFinder:
     """Name of the GPU that the bench's own processes compute on, kept once it is known."""
 
     def __init__(self, roots: Roots | None = None) -> None:

@@ -23,13 +23,13 @@ from orinbench.measure.backends.llama_cpp import LlamaCppBackend, find_llama_ben
 from orinbench.measure.backends.orin_envelope import GreenContextPreload
 from orinbench.measure.backends.tinygrad_backend import TinygradBackend, measure_copy_bandwidth
 from orinbench.measure.board import chosen_rails, require_textfile_directory, write_textfile
-from orinbench.measure.journal import Journal, journal_directory, take_lost_journals
+from orinbench.measure.journal import Journal, journal_directory, rename_lost_journals
 from orinbench.measure.llama_flags import (
     LlamaBenchOptions,
     WholeWordCommand,
     all_devices_text,
     llama_cpp_arguments,
-    require_llama_cpp_values,
+    require_rpc_addresses,
     with_llama_bench_flags,
 )
 from orinbench.measure.models_and_backends import choose_backends, find_or_make_models
@@ -39,24 +39,25 @@ from orinbench.measure.plan import (
     Case,
     Lane,
     Plan,
-    lanes_by_environment,
+    lanes_for_each_environment,
     make_lanes,
     parse_settings,
     parse_variables,
 )
 from orinbench.measure.prompt_text import prompt_text
 from orinbench.measure.results import RunResult
-from orinbench.measure.runner import Runner
+from orinbench.measure.runner import PlanRunner
 from orinbench.measure.token_sampling import parse_sampling
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
+    PROCESSES,
+    checked_process_count,
     kept_cache_environment,
     parse_numbers,
-    process_count,
+    print_and_keep_records,
     require_asked_board,
     require_output_paths,
     with_options,
-    write_records,
 )
 from orinbench.pictures import RandomPictures, VisionModel
 from orinbench.progress import Progress
@@ -70,9 +71,7 @@ from orinllm.gpu.host_compiler import skipped_clang_note
 MOST_SEQUENCES = 32
 # A beam search takes minutes; repeating it for the sake of a cold start is nobody's wish.
 SEARCH_VARIABLES = ("BEAM", "JITBEAM")
-# Fresh processes a backend: enough for a verdict on 25 tests at once, and for one where a process
-# in ten is an outlier. If all starts together take longer than FIT_SECONDS, there are fewer.
-PROCESSES = 10
+# If the starts of all processes together take longer, there are fewer.
 FIT_SECONDS = 90.0
 # Note after a run on a CPU without llama.cpp.
 FIRST_RUN = "everything works here; the kernels are made for GPUs (docs/measure/performance.md)"
@@ -100,7 +99,7 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
     require_possible_options(options, roots)
     plan_options = PlanOptions(options)
     talk, sms = Progress(options.progress), options.sms
-    for path, samples in take_lost_journals(journal_directory()):
+    for path, samples in rename_lost_journals(journal_directory()):
         talk.print_line(f"an earlier run was killed; its samples are in {path} ({samples})")
     paths, synthetic = find_or_make_models(options, talk)
     models = {path: open_model(path) for path in paths}
@@ -116,7 +115,7 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
     require_possible_plan(options, plan_options, backends)
     texts = timed_text_lengths(plan_options, models.values(), talk)
     lanes = make_lanes(backends, paths, tests, settings, texts, sms, options.sampling)
-    lanes = lanes_by_environment(
+    lanes = lanes_for_each_environment(
         tuple(replace(lane, mmproj=options.mmproj) for lane in lanes), options.variables
     )
     if note := skipped_clang_note(os.environ):
@@ -125,9 +124,9 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
     with (
         Interrupts() as interrupts,
         Journal(journal_directory()) as journal,
-        built_preload(sms, binary if "llama.cpp" in backends else None) as preload,
+        temporary_preload(sms, binary if "llama.cpp" in backends else None) as preload,
     ):
-        runner = Runner(
+        runner = PlanRunner(
             plan,
             [make_backend(lane, binary, options, preload) for lane in lanes],
             [models[lane.model] for lane in lanes if lane.model],
@@ -150,13 +149,13 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
         run = run_and_report(runner, options, journal)
         if words := newcomer_note(run) if is_first else None:
             talk.print_line(words)
-    return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.failed else 0
+    return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.has_failures else 0
 
 
 def require_possible_options(options: LlamaBenchOptions, roots: Roots) -> None:
     """Raise BenchError for what cannot be, before anything is written or opened."""
     require_output_paths(options)
-    require_llama_cpp_values(options)
+    require_rpc_addresses(options)
     parse_variables(options.variables)
     if kept_cache_environment(options.kept) and options.cold_start:
         raise BenchError("--kept with --cold-start: a cold start has nothing kept; choose one")
@@ -169,10 +168,10 @@ def require_possible_options(options: LlamaBenchOptions, roots: Roots) -> None:
         require_textfile_directory(options.textfile)
 
 
-def run_and_report(runner: Runner, options: LlamaBenchOptions, journal: Journal) -> RunResult:
+def run_and_report(runner: PlanRunner, options: LlamaBenchOptions, journal: Journal) -> RunResult:
     """Run and hand out what was measured, also where something unexpected is raised."""
     try:
-        run = runner.run()
+        run = runner.run_plan()
     except Exception:
         if any(row.samples for lane in runner.result.lanes for row in lane.rows):
             runner.result.partial = True
@@ -189,7 +188,7 @@ class PlanOptions:
 
     def __init__(self, options: LlamaBenchOptions) -> None:
         self.repetitions = options.repetitions
-        self.processes = process_count(options.processes, self.repetitions, PROCESSES)
+        self.processes = checked_process_count(options.processes, self.repetitions, PROCESSES)
         n_prompt = parse_numbers(options.n_prompt, "-p", 512)
         self.asks_text = bool(options.texts)
         self.texts = [n for n in parse_numbers(options.texts, "--ttft", max(n_prompt)) if n]
@@ -286,7 +285,7 @@ def require_contexts(tests: Iterable[Case], models: Iterable[ModelInfo]) -> None
 
 
 @contextmanager
-def built_preload(sms: int | None, binary: Path | None) -> Iterator[GreenContextPreload | None]:
+def temporary_preload(sms: int | None, binary: Path | None) -> Iterator[GreenContextPreload | None]:
     """Give the library that keeps llama.cpp to so many multiprocessors, where that is asked for.
 
     Raises BenchError, one line, where it cannot be built.
@@ -329,7 +328,7 @@ def is_first_run(options: LlamaBenchOptions) -> bool:
 def newcomer_note(run: RunResult) -> str | None:
     """Return a note for newcomers behind a whole run on CPUs without llama.cpp, else None."""
     others = any(lane.on_gpu or not lane.plan.is_tinygrad for lane in run.lanes)
-    return None if run.partial or run.failed or others else FIRST_RUN
+    return None if run.partial or run.has_failures or others else FIRST_RUN
 
 
 def write_results(run: RunResult, options: LlamaBenchOptions) -> None:
@@ -337,7 +336,7 @@ def write_results(run: RunResult, options: LlamaBenchOptions) -> None:
     records = make_records(run)
     for record in records:
         record.ignored_flags = ignored_flags(record.backend, record.decode_path, options)
-    write_records(records, options)
+    print_and_keep_records(records, options)
     if options.textfile:
         write_textfile(map(vars, records), options.textfile)
 

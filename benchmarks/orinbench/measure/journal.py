@@ -74,7 +74,7 @@ class Journal:
             self._file.write(json.dumps(line).encode() + b"\n")
 
 
-def take_lost_journals(directory: Path) -> Iterator[tuple[Path, int]]:
+def rename_lost_journals(directory: Path) -> Iterator[tuple[Path, int]]:
     """Yield the path and number of samples of each run that was killed since the last call.
 
     The files are renamed, so that each is told once, and stay; those without a sample go.

@@ -9,7 +9,7 @@ import click
 
 from orinbench.child import run_command
 from orinbench.errors import BenchError
-from orinbench.measure.backends.tinygrad_backend import open_failure
+from orinbench.measure.backends.tinygrad_backend import open_failure_reason
 from orinbench.measure.environment import package_version
 from orinbench.measure.plan import KNOBS, TINYGRAD_DEVICES, ListSetting
 from orinbench.options import (
@@ -170,7 +170,7 @@ def with_llama_bench_flags(command: Command) -> Command:
     return command
 
 
-def require_llama_cpp_values(options: LlamaBenchOptions) -> None:
+def require_rpc_addresses(options: LlamaBenchOptions) -> None:
     """Raise BenchError for a value that llama-bench would not take."""
     rpc = options.rpc
     for server in rpc.split(",") if rpc is not None else ():
@@ -189,7 +189,7 @@ def all_devices_text(binary: Path | None) -> str:
     """Return tinygrad's devices, each with why it does not open, and what llama-bench lists."""
     lines = []
     for device in TINYGRAD_DEVICES:
-        reason = open_failure(device)
+        reason = open_failure_reason(device)
         lines.append(f"tinygrad:{device}: " + (f"does not open: {reason}" if reason else "opens"))
     lines += _llama_cpp_device_lines(binary) if binary else ["llama.cpp: no llama-bench on PATH"]
     return "\n".join(lines)

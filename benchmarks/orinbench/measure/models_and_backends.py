@@ -8,7 +8,7 @@ from click.core import ParameterSource
 
 from orinbench.errors import BenchError
 from orinbench.measure.backends.llama_cpp import find_llama_bench
-from orinbench.measure.backends.tinygrad_backend import open_failure
+from orinbench.measure.backends.tinygrad_backend import open_failure_reason
 from orinbench.measure.plan import TINYGRAD_DEVICES, is_backend_name
 from orinbench.options import ModelOptions
 from orinbench.progress import Progress
@@ -17,7 +17,7 @@ from orinbench.synth import find_or_write_synthetic, make_progress_callback
 
 def find_or_make_models(options: ModelOptions, talk: Progress) -> tuple[list[Path], bool]:
     """Return the models' paths, and whether it is the synthetic one, made now if need be."""
-    if given := options.model_files():
+    if given := options.find_or_fetch_files():
         for name in ("shape", "quant"):
             if (
                 click.get_current_context().get_parameter_source(name)
@@ -62,7 +62,7 @@ def choose_backends(
             )
     if names:
         return list(dict.fromkeys(names)), binary
-    chosen = (["tinygrad:CUDA"] if sms else first_open_devices(talk)) + (
+    chosen = (["tinygrad:CUDA"] if sms else list_first_open_backend(talk)) + (
         ["llama.cpp"] if binary else []
     )
     if not chosen:
@@ -70,11 +70,11 @@ def choose_backends(
     return chosen, binary
 
 
-def first_open_devices(talk: Progress) -> list[str]:
+def list_first_open_backend(talk: Progress) -> list[str]:
     """Return the first of tinygrad's devices that opens, as a list of at most one."""
     for device in TINYGRAD_DEVICES:
         talk.show_phase(f"trying tinygrad:{device}")
-        if open_failure(device) is None:
+        if open_failure_reason(device) is None:
             return [f"tinygrad:{device}"]
     return []
 
@@ -83,7 +83,7 @@ def backends_text(binary: Path | None) -> str:
     """Return every backend, with the reason in brackets where it does not open."""
     parts = []
     for device in TINYGRAD_DEVICES:
-        reason = open_failure(device)
+        reason = open_failure_reason(device)
         parts.append(f"tinygrad:{device}" + (f" (does not open: {reason})" if reason else ""))
     parts.append("llama.cpp" + ("" if binary else " (no llama-bench on PATH; see --llama-bench)"))
     return ", ".join(parts)

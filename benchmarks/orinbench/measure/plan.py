@@ -156,11 +156,7 @@ class SuiteCase:
     parameters: Settings
     family: str = ""
     cost: float = 0.0
-
-    @property
-    def settings(self) -> Settings:
-        """No knobs of llama-bench."""
-        return ()
+    settings: ClassVar[Settings] = ()  # no knobs of llama-bench
 
 
 AnyCase = Case | SuiteCase
@@ -194,20 +190,20 @@ class Lane:
         return self.backend.startswith("tinygrad:")
 
     @property
-    def llama_cases(self) -> tuple[Case, ...]:
+    def llama_bench_cases(self) -> tuple[Case, ...]:
         """The cases of llama-bench among them."""
         return tuple(case for case in self.cases if isinstance(case, Case))
 
     @property
     def max_context(self) -> int:
         """The context that all of llama-bench's cases fit in, in steps of CONTEXT_STEP tokens."""
-        need = max(case.context_length for case in self.llama_cases)
+        need = max(case.context_length for case in self.llama_bench_cases)
         return -(-need // CONTEXT_STEP) * CONTEXT_STEP
 
     @property
     def most_sequences(self) -> int:
         """Sequences at once, at most."""
-        return max(case.n_parallel for case in self.llama_cases)
+        return max(case.n_parallel for case in self.llama_bench_cases)
 
 
 @dataclass(frozen=True)
@@ -338,7 +334,7 @@ def parse_variables(texts: Sequence[str]) -> list[tuple[tuple[str, str], ...]]:
     return list(itertools.product(*axes.values()))
 
 
-def lanes_by_environment(lanes: Sequence[Lane], texts: Sequence[str]) -> tuple[Lane, ...]:
+def lanes_for_each_environment(lanes: Sequence[Lane], texts: Sequence[str]) -> tuple[Lane, ...]:
     """Return each lane of tinygrad once for each combination of --env, the others as they are."""
     combinations = parse_variables(texts)
     return tuple(

@@ -43,7 +43,7 @@ def prompt_text(path: Path, n_tokens: int, seed: int) -> str:
     def count(text: str) -> int:
         return len(prompt_tokens(tokenizer, text))
 
-    words = random_words(n_tokens, seed).split()
+    words = random_words_text(n_tokens, seed).split()
     low, high = 0, len(words)  # words of which there are surely not too many; at most
     while low < high:
         middle = (low + high + 1) // 2
@@ -61,6 +61,6 @@ def prompt_text(path: Path, n_tokens: int, seed: int) -> str:
     return text
 
 
-def random_words(n_words: int, seed: int) -> str:
+def random_words_text(n_words: int, seed: int) -> str:
     """Return so many words, drawn by `seed`."""
     return " ".join(random.Random(seed).choices(_WORDS.split(), k=n_words))

@@ -90,6 +90,6 @@ class RunResult:
     partial: bool = False  # interrupted: samples are missing
 
     @property
-    def failed(self) -> bool:
+    def has_failures(self) -> bool:
         """True if any row carries an error."""
         return any(lane.error or row.error for lane in self.lanes for row in lane.rows)

@@ -33,7 +33,7 @@ from orinbench.measure.board import (
     read_board_state,
     wait_for_cooldown,
 )
-from orinbench.measure.clocks import GpuNameInUse, read_clocks
+from orinbench.measure.clocks import UsedGpuFinder, read_clocks
 from orinbench.measure.environment import read_environment
 from orinbench.measure.journal import Journal
 from orinbench.measure.plan import Plan, planned_repetitions
@@ -48,7 +48,7 @@ BandwidthProbe = Callable[[str], Bandwidth]
 
 
 @dataclass
-class Runner:
+class PlanRunner:
     """One run. `backends` and `models` are in the order of the plan's lanes.
 
     `gate` checks a backend's numbers and raises CheckFailed; lanes without a model have none and
@@ -93,16 +93,16 @@ class Runner:
         )
         self._lanes = list(zip(self.result.lanes, self.backends, strict=True))
         self._bandwidths: dict[str, Bandwidth | None] = {}
-        self._gpu = GpuNameInUse(self.roots)
+        self._gpu = UsedGpuFinder(self.roots)
 
-    def run(self) -> RunResult:
+    def run_plan(self) -> RunResult:
         """Return the result; `partial` says that Ctrl-C cut it short.
 
         Raises BenchError if no backend opens, CheckFailed if a backend computes wrongly.
         """
         try:
             try:
-                self._prepare()
+                self._prepare_lanes()
                 self._measure_rounds()
             finally:
                 self.interrupts.start_holding()
@@ -115,7 +115,7 @@ class Runner:
                 backend.close()
         return self.result
 
-    def _prepare(self) -> None:
+    def _prepare_lanes(self) -> None:
         self.idle = measure_idle_power(self.roots, self.rails)
         self._open_backends()
         for lane, _ in self._lanes:
@@ -209,9 +209,9 @@ class Runner:
                 process = wanted
                 self._restart_backends(process)
             if lane.can_run(row):
-                self._pause()
+                self._pause_and_cool_down()
                 with self._recording_failure(lane, row):
-                    self._time_repetition(step.round, lane, row, backend)
+                    self._time_and_record_repetition(step.round, lane, row, backend)
             self.talk.finish_step(f"{lane.plan.name} {row.case.label}")
 
     def _reduce_processes(self) -> None:
@@ -259,7 +259,7 @@ class Runner:
                         backend.warm_up(row.case)
             self.talk.finish_step("fresh process")
 
-    def _pause(self) -> None:
+    def _pause_and_cool_down(self) -> None:
         """Pause, and wait for a board that is too hot; raises BenchError if it stays hot."""
         time.sleep(self.delay)
         if self.cooldown is None:
@@ -273,7 +273,7 @@ class Runner:
 
         wait_for_cooldown(self.cooldown, tell, roots=self.roots)
 
-    def _time_repetition(
+    def _time_and_record_repetition(
         self, round_: int, lane: LaneResult, row: RowResult, backend: Backend
     ) -> None:
         board = read_board_state(self.roots)

@@ -24,7 +24,7 @@ class TinygradMeters:
         cached, allocate = Compiler.compile_cached, Buffer.allocate
 
         def compile_cached(compiler: Any, source: str) -> bytes:
-            self._time_compiler(type(compiler))
+            self._meter_compiler_class(type(compiler))
             binary: bytes = cached(compiler, source)
             return binary
 
@@ -35,7 +35,7 @@ class TinygradMeters:
             return result
 
         Compiler.compile_cached, Buffer.allocate = compile_cached, metered
-        self._time_compiler(
+        self._meter_compiler_class(
             ClangJITCompiler
         )  # which orinllm's CPU path asks without tinygrad's cache
         searched = search.beam_search
@@ -49,7 +49,7 @@ class TinygradMeters:
 
         search.beam_search = timed_search
 
-    def _time_compiler(self, compiler_class: type[Any]) -> None:
+    def _meter_compiler_class(self, compiler_class: type[Any]) -> None:
         """Time `compile` of a class, once.
 
         The class is patched, not the object: BEAM's workers are sent the object by pickle.

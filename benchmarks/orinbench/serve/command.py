@@ -15,7 +15,7 @@ from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.measure.backends.backend import CaseLeftOutError
 from orinbench.measure.number_lists import parse_int_list
-from orinbench.measure.prompt_text import prompt_text, random_words
+from orinbench.measure.prompt_text import prompt_text, random_words_text
 from orinbench.options import (
     ABOVE_0,
     ANY_PATH,
@@ -207,7 +207,7 @@ def _pictures_and_token_count(options: ServeOptions) -> tuple[RandomPictures | N
 def _prompt_maker(model: Path | None, length: int, seed: int) -> Callable[[int], str]:
     base = seed * _SEED_STEP
     if model is None:
-        return lambda i: random_words(length, base + i)
+        return lambda i: random_words_text(length, base + i)
     try:
         prompt_text(model, length, base)
     except CaseLeftOutError as error:

@@ -13,7 +13,7 @@ import httpx
 
 from orinbench.child import ChildProcess
 from orinbench.errors import BenchError
-from orinbench.measure.backends.llama_server import await_ready, find_llama_program
+from orinbench.measure.backends.llama_server import find_llama_program, wait_for_server
 
 #: What `--start` takes.
 STARTED = ("orinllm", "llama-server")
@@ -80,7 +80,7 @@ def started_server(
     except OSError as error:
         raise BenchError(f"--start {name}: does not start: {error.strerror}") from None
     with child:
-        await_ready(name, child, is_ready, time.monotonic() + timeout)
+        wait_for_server(name, child, is_ready, time.monotonic() + timeout)
         yield address
 
 

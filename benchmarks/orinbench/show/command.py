@@ -7,7 +7,7 @@ import click
 from orinbench.files_and_json import write_atomically
 from orinbench.judge.compare import noise_between_results, records_of_result
 from orinbench.judge.history.store import history_path
-from orinbench.judge.saved_results import compare_saved
+from orinbench.judge.saved_comparison import compare_saved
 from orinbench.options import FILE, history_option, option
 
 

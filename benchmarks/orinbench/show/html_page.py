@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from orinbench.files_and_json import write_atomically
 from orinbench.judge.identity import device_label, measurement_identity, test_labels
-from orinbench.judge.saved_results import JudgedTest, SavedComparison
+from orinbench.judge.saved_comparison import JudgedTest, SavedComparison
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import ADVICE, UNJUDGED, interval_text, ratio_text, verdict_text
 from orinbench.show.table import Table, table_notes, table_of

@@ -32,7 +32,7 @@ from orinbench.check import (
 )
 from orinbench.check.greedy import GreedyGeneration, decode_greedily, needed_context
 from orinbench.check.reference import Reference, log_softmax
-from orinbench.check.reference_rope import Array, rotate
+from orinbench.check.reference_rope import Array, apply_rotation
 from orinbench.check.rounded_reference import RoundedReference
 from orinbench.measure.backends.timed_models import RunnerExecutor, load_runner
 from orinbench.model import ModelInfo, open_model
@@ -342,7 +342,9 @@ def planted(fault: Fault) -> Iterator[None]:
     ]
     kept = method(fault.kept, RoundedReference._as_cached)
     patches.append(patch.object(RoundedReference, "_as_cached", kept))
-    patches.append(patch.object(reference, "rotate", lambda *of: fault.rotated(rotate, *of)))
+    patches.append(
+        patch.object(reference, "apply_rotation", lambda *of: fault.rotated(apply_rotation, *of))
+    )
     soft = lambda scores: fault.softmax(log_softmax, scores)  # noqa: E731
     patches.append(patch.object(reference, "log_softmax", soft))
     for one in patches:

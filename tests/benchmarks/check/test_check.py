@@ -30,13 +30,13 @@ from orinbench.check import (
 )
 from orinbench.check import command as check_command_module
 from orinbench.check.command import check_command
-from orinbench.check.greedy import Engine, GreedyGeneration, tinygrad_engine
+from orinbench.check.greedy import DecodeFunction, GreedyGeneration, tinygrad_decode_function
 from orinbench.check.judgement import wrong_choice_texts
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import Array
 from orinbench.check.rounded_reference import EngineRounding
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.measure.backends.llama_server import find_llama_program, llama_cpp_engine
+from orinbench.measure.backends.llama_server import find_llama_program, llama_cpp_decode_function
 from orinbench.measure.backends.tinygrad_backend import worker_environment
 from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.model import ModelInfo, open_model
@@ -66,7 +66,7 @@ def worker(device: str, folder: Path) -> Callable[[], WorkerProcess]:
     return partial(WorkerProcess, worker_environment(device, folder), 900)
 
 
-def numpy_engine(model: ModelInfo, noise: float = 0.0) -> Engine:
+def numpy_engine(model: ModelInfo, noise: float = 0.0) -> DecodeFunction:
     """The reference itself, over a file that may be damaged, with noise on its logits."""
     reference, draw = Reference(model), np.random.default_rng(0)
 
@@ -116,7 +116,9 @@ def with_a_corrupted_block(model: ModelInfo, path: Path) -> ModelInfo:
     return copy
 
 
-def judged(model: ModelInfo, engine: Engine, arithmetic: EngineRounding = HALF_WEIGHTS) -> Any:
+def judged(
+    model: ModelInfo, engine: DecodeFunction, arithmetic: EngineRounding = HALF_WEIGHTS
+) -> Any:
     verdict = check_engine(model, EngineToCheck("engine", engine, arithmetic), N_TOKENS)
     assert verdict.passed == (not verdict.failures)
     return verdict
@@ -234,7 +236,7 @@ def test_tinygrad_passes_and_fails_against_another_rotation(
     tiny: ModelInfo, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    live = tinygrad_engine(tiny.path, worker("CPU", tmp_path), said.append)
+    live = tinygrad_decode_function(tiny.path, worker("CPU", tmp_path), said.append)
     generations = live(random_prompts(tiny, N_TOKENS, 0), N_TOKENS)
     of = "prompt 1 of 2"
     assert said[:3] == [
@@ -261,7 +263,7 @@ def test_reference_and_engine_rotate_for_the_same_context(tmp_path: Path) -> Non
     # A context that the factors for long texts are not for, of a file that has them.
     write_synthetic(path := tmp_path / "phi3.gguf", "tiny-phi3", "F16", 0)
     model = open_model(path)
-    engine = tinygrad_engine(path, worker("CPU", tmp_path))
+    engine = tinygrad_decode_function(path, worker("CPU", tmp_path))
     require_passed(model, judged(model, engine))
 
 
@@ -278,7 +280,7 @@ def test_a_llama_server_that_fails_is_one_line(
 ) -> None:
     monkeypatch.setenv("FAKE_LLAMA_SERVER", mode)
     with pytest.raises(BenchError, match=message):
-        llama_cpp_engine(server, tiny, timeout)([[1, 2]], 1)
+        llama_cpp_decode_function(server, tiny, timeout)([[1, 2]], 1)
 
 
 def test_llama_server_is_found_beside_llama_bench_and_on_path(
@@ -295,7 +297,7 @@ def test_llama_server_is_found_beside_llama_bench_and_on_path(
 def test_llama_cpp_passes(tiny: ModelInfo) -> None:
     binary = find_llama_program("llama-server")
     assert binary is not None
-    verdict = judged(tiny, llama_cpp_engine(binary, tiny, 120), EIGHT_BITS_BY_256)
+    verdict = judged(tiny, llama_cpp_decode_function(binary, tiny, 120), EIGHT_BITS_BY_256)
     require_passed(tiny, verdict)
     assert verdict.relative_error > 1e-4
 

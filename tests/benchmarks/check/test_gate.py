@@ -76,12 +76,12 @@ def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
         asked.append(options)
         return perfect(model)
 
-    monkeypatch.setattr(gate, "tinygrad_engine", right)
+    monkeypatch.setattr(gate, "tinygrad_decode_function", right)
     found = make(True)(lane, backend)
     assert (found["passed"], found["arithmetic"]) == (True, "8-bit activations and cache")
     # What is timed is what is checked, its keys too.
     assert (asked[0][1], asked[0][-1]) == (backend.start_worker, "q8_0")
-    monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: perfect(model, off=1.0))
+    monkeypatch.setattr(gate, "tinygrad_decode_function", lambda *_: perfect(model, off=1.0))
     with pytest.raises(CheckFailed, match="above the tolerance") as caught:
         make(None)(lane, backend)
     assert caught.value.exit_code == 3
@@ -104,7 +104,7 @@ def test_an_engine_that_does_not_answer_costs_its_lane(
     def engine(*_: object) -> list[GreedyGeneration]:
         raise BenchError("tinygrad on CPU: ended with status -11")
 
-    monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: engine)
+    monkeypatch.setattr(gate, "tinygrad_decode_function", lambda *_: engine)
     backend = TinygradBackend(lane.plan, cold_start=False, timeout=1)
     with pytest.raises(BackendError, match="check: tinygrad on CPU: ended with status -11"):
         make(None)(lane, backend)
@@ -129,7 +129,7 @@ def test_llama_cpp_answers_through_its_server(
         asked.append(binary)
         return perfect(model)
 
-    monkeypatch.setattr(gate, "llama_cpp_engine", engine)
+    monkeypatch.setattr(gate, "llama_cpp_decode_function", engine)
     assert make(None, tmp_path / "llama-bench")(lane, backend)["passed"] is True
     assert asked == [tmp_path / "llama-server"]
 

@@ -17,7 +17,7 @@ from orinbench.check import (
     HALF_WEIGHTS,
     EngineToCheck,
     check_engine,
-    long_prompt,
+    long_prompts,
 )
 from orinbench.check import random_prompts as prompts_of
 from orinbench.check.greedy import GreedyGeneration
@@ -216,6 +216,6 @@ def test_a_long_prompt_is_judged_at_some_positions(tmp_path: Path, monkeypatch: 
         verdict = of(at)
         assert verdict.passed != judged, at
         assert verdict.n_prompts == 1 and ("layer 1: " in verdict.summary_line()) == judged
-    assert len(long_prompt(small, 24, 1, 0)[0]) == 24 and not long_prompt(small, 0, 1, 0)
+    assert len(long_prompts(small, 24, 1, 0)[0]) == 24 and not long_prompts(small, 0, 1, 0)
     with pytest.raises(BenchError, match=r"-d 24: needs a context of 26 tokens; .* has 25"):
-        long_prompt(replace(small, context_length=25), 24, 1, 0)
+        long_prompts(replace(small, context_length=25), 24, 1, 0)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from orinbench.judge.history.check import compare_with_baseline
-from orinbench.judge.history.trend import Trend, TrendPoint, judge_points
-from orinbench.judge.samples import bootstrap_interval
+from orinbench.judge.history.baseline import compare_with_baseline
+from orinbench.judge.history.trend import Trend, TrendPoint, judge_trends
+from orinbench.judge.sample_statistics import bootstrap_interval
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import (
     Comparison,
@@ -212,7 +212,7 @@ def red_shares(baselines: Sequence[int], seed: int) -> list[float]:
             record.median_ts = float(np.median(speeds))
             points.append(TrendPoint(run, record))
         trend = Trend("tg128", "CPU", "tok/s", points)
-        judge_points([trend])
+        judge_trends([trend])
         for run in baselines:
             before, after = points[run - 1].record, points[-1].record
             compared, fell = compare_with_baseline(

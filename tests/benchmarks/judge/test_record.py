@@ -110,7 +110,7 @@ def test_a_dead_lane_has_rows_with_its_error(recorded_run: Build) -> None:
     assert record.error == "killed by SIGSEGV"
     assert record.avg_ts is None and record.samples_ns == []
     assert record.model_type and record.build_commit is None
-    assert other.error is None and run.failed
+    assert other.error is None and run.has_failures
 
 
 def test_warnings_of_a_row(recorded_run: Build) -> None:

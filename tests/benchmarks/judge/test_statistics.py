@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orinbench.judge.samples import (
+from orinbench.judge.sample_statistics import (
     WarningKind,
     drift_share,
     outlier_indices,

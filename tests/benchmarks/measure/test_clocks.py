@@ -4,8 +4,8 @@ from unittest.mock import MagicMock
 
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.judge.samples import WarningKind
-from orinbench.measure.clocks import ClockState, GpuNameInUse, clock_warnings, read_clocks
+from orinbench.judge.sample_statistics import WarningKind
+from orinbench.measure.clocks import ClockState, UsedGpuFinder, clock_warnings, read_clocks
 from orinboard.board import BoardState
 from orinboard.readings import Gpu, Readings
 from orinboard.sensors import nvml
@@ -43,7 +43,7 @@ def test_of_several_gpus_it_is_the_clock_of_the_one_that_computes(
     computing: list[str | None] = [None, "1", None]
     monkeypatch.setattr(nvml, "nvml_devices", lambda files: [(name, None) for name in SEVERAL])
     monkeypatch.setattr(nvml, "gpu_of_process", lambda found, pid: computing.pop(0))
-    gpu = GpuNameInUse()
+    gpu = UsedGpuFinder()
     clocks = [read_clocks(board, tmp_path, gpu()).gpu_mhz for _ in range(3)]
     assert clocks == [None, 1980, 1980]  # not known before it computes, and kept behind that
 
@@ -87,4 +87,4 @@ def test_of_several_gpus_the_visible_one_is_ours(monkeypatch: Patch) -> None:
         "orinboard.sensors.nvml.nvml_devices", lambda files: [("0", device), ("1", device)]
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert GpuNameInUse()() == "1"
+    assert UsedGpuFinder()() == "1"

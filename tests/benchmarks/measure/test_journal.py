@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure.backends.backend import Sample
-from orinbench.measure.journal import Journal, journal_directory, take_lost_journals
+from orinbench.measure.journal import Journal, journal_directory, rename_lost_journals
 from orinbench.measure.plan import Case, Lane
 from orinbench.measure.results import RowResult
 
@@ -53,7 +53,7 @@ def test_samples_are_on_disk_as_they_come_and_go_with_the_end(tmp_path: Path) ->
             "unit": "tok/s",
             "ts": 2000.0,
         }
-        assert list(take_lost_journals(folder)) == []  # it still runs
+        assert list(rename_lost_journals(folder)) == []  # it still runs
         journal.mark_not_needed()
     assert list(folder.iterdir()) == []
 
@@ -63,7 +63,7 @@ def test_a_journal_goes_only_when_its_results_are_written(tmp_path: Path) -> Non
         journal.append_sample(LANE, RowResult(CASE), SAMPLE)
         journal.mark_not_needed()
         journal.append_sample(LANE, RowResult(CASE), SAMPLE)
-    ((_, samples),) = take_lost_journals(tmp_path)
+    ((_, samples),) = rename_lost_journals(tmp_path)
     assert samples == 2
     with Journal(tmp_path / "empty"):
         pass
@@ -75,17 +75,17 @@ def test_a_killed_run_is_told_once_and_kept(tmp_path: Path) -> None:
     (torn,) = tmp_path.iterdir()
     with torn.open("ab") as file:
         file.write(b"\xff\x00")  # what the disk had of a sixth when the power went
-    ((path, samples),) = take_lost_journals(tmp_path)
+    ((path, samples),) = rename_lost_journals(tmp_path)
     assert samples == 5 and path.name.endswith(".lost.jsonl")
     whole = path.read_bytes().splitlines()[:5]
     assert [json.loads(line)["round"] for line in whole] == [0, 1, 2, 3, 4]
-    assert list(take_lost_journals(tmp_path)) == []
+    assert list(rename_lost_journals(tmp_path)) == []
     assert path.exists()
 
 
 def test_a_run_killed_before_its_first_sample_leaves_nothing(tmp_path: Path) -> None:
     kill_a_run(tmp_path, 0)
-    assert list(take_lost_journals(tmp_path)) == []
+    assert list(rename_lost_journals(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_made_costs_the_journal_alone(tmp_path: Path) ->
     (tmp_path / "file").touch()
     with Journal(tmp_path / "file" / "runs") as journal:
         journal.append_sample(LANE, RowResult(CASE), SAMPLE)
-    assert list(take_lost_journals(tmp_path / "file" / "runs")) == []
+    assert list(rename_lost_journals(tmp_path / "file" / "runs")) == []
 
 
 def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
         journal.append_sample(LANE, RowResult(CASE), SAMPLE)
         journal.append_sample(LANE, RowResult(CASE), SAMPLE)
         assert path.read_text() == ""
-    assert list(take_lost_journals(tmp_path)) == []
+    assert list(rename_lost_journals(tmp_path)) == []
     assert not path.exists()
 
 

@@ -171,7 +171,7 @@ def test_devices_and_versions_are_listed(
 ) -> None:
     fake_llama_bench.write_text("#!/bin/sh\necho 'Available devices:'\necho '  CUDA0: H200'\n")
     reasons = {"NV": "no GPU"}
-    monkeypatch.setattr("orinbench.measure.llama_flags.open_failure", reasons.get)
+    monkeypatch.setattr("orinbench.measure.llama_flags.open_failure_reason", reasons.get)
     assert run("--list-devices", "--llama-bench", str(fake_llama_bench)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "tinygrad:NV: does not open: no GPU",
@@ -189,7 +189,7 @@ def test_an_unknown_backend_lists_what_there_is_and_why_not(
     bench: list[str], monkeypatch: Patch, capsys: Capture
 ) -> None:
     reasons = {"NV": "no GPU", "CUDA": "no libcuda"}
-    monkeypatch.setattr(models_and_backends, "open_failure", reasons.get)
+    monkeypatch.setattr(models_and_backends, "open_failure_reason", reasons.get)
     line = refused(capsys, "llama-bench", *bench, "--backend", "tinygrad:TPU")
     assert line == (
         "--backend tinygrad:TPU: unknown; there are "
@@ -204,7 +204,7 @@ def test_llama_cpp_without_a_binary(
 ) -> None:
     assert run("-m", str(tiny_path), "--backend", "llama.cpp") == 2
     assert "no llama-bench on PATH; name it with --llama-bench" in capsys.readouterr().err
-    monkeypatch.setattr(models_and_backends, "open_failure", lambda device: f"no {device}")
+    monkeypatch.setattr(models_and_backends, "open_failure_reason", lambda device: f"no {device}")
     assert run("-m", str(tiny_path)) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("orinbench: --backend: nothing opens: tinygrad:NV (does not open: no")
@@ -213,7 +213,7 @@ def test_llama_cpp_without_a_binary(
 def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
     fake_llama_bench: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(models_and_backends, "open_failure", {"NV": "no GPU"}.get)
+    monkeypatch.setattr(models_and_backends, "open_failure_reason", {"NV": "no GPU"}.get)
     backends, binary = models_and_backends.choose_backends([], str(fake_llama_bench), Progress())
     assert backends == ["tinygrad:CUDA", "llama.cpp"]
     assert binary == fake_llama_bench

@@ -49,7 +49,9 @@ def test_an_encoder_is_timed_and_compared_and_so_is_a_first_text(
         monkeypatch.setattr(owner, name, getattr(owner, name))
     with Context(DEV="CPU"):
         runner = TinygradRunner()
-        runner.load(LoadRequest(str(files / "model.gguf"), 256, mmproj=str(files / "mmproj.gguf")))
+        runner.load_to_first_token(
+            LoadRequest(str(files / "model.gguf"), 256, mmproj=str(files / "mmproj.gguf"))
+        )
         for case in (SEEN, ASKED):
             warm = runner.warm_up(case, check=True)
             assert warm.checked is not None and warm.checked.error < 1e-5
@@ -57,8 +59,7 @@ def test_an_encoder_is_timed_and_compared_and_so_is_a_first_text(
             assert first.finite and second.finite and min(first.ns, second.ns) > 100_000
         assert second.extra == {"prompt_tokens": ASKED.n_prompt}
         drawn = {
-            runner._vision_model.sight.make_picture(runner._draw_picture(SEEN)).ids
-            for _ in range(3)
+            runner._vision_model.sight.make_picture(runner._draw_jpeg(SEEN)).ids for _ in range(3)
         }
         assert len(drawn) == 3  # each is another one, or its rows would be known
         encode, sight = runner._vision_model.sight.encode, runner._vision_model.sight

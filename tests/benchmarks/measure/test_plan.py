@@ -36,7 +36,7 @@ def test_several_sequences_are_decoded_at_once_and_prompts_are_not() -> None:
     assert eight.label == "tg128 npl8 @ d64"
     assert (eight.n_tokens, eight.context_length) == (1024, 192)
     (lane,) = make_lanes(["llama.cpp"], [MODEL], [one, eight], [(("flash_attn", "on"),)])
-    assert [case.n_parallel for case in lane.llama_cases] == [1, 8]
+    assert [case.n_parallel for case in lane.llama_bench_cases] == [1, 8]
     assert (lane.most_sequences, lane.max_context) == (8, 256)
 
 

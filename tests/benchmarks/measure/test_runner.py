@@ -26,7 +26,7 @@ from orinbench.measure.board import FEW_READINGS, power_reading_count
 from orinbench.measure.journal import Journal
 from orinbench.measure.plan import Case, Lane, Plan
 from orinbench.measure.results import LaneResult, RunResult
-from orinbench.measure.runner import Runner
+from orinbench.measure.runner import PlanRunner
 from orinbench.model import ModelInfo
 from orinbench.progress import Progress
 from orinbench.show.table import render_md
@@ -116,7 +116,7 @@ class Bench:
         self.log: list[str] = []
         self.talk = SilentTalk()
         lanes = tuple(Lane(name, (PP, TG), Path("m")) for name in names)
-        self.runner = Runner(
+        self.runner = PlanRunner(
             Plan(lanes, repetitions, 7, processes),
             [
                 FakeBackend(name, self.log, device, hook)
@@ -141,7 +141,7 @@ class Bench:
         return Bandwidth(1, [10.0])
 
     def run(self) -> RunResult:
-        return self.runner.run()
+        return self.runner.run_plan()
 
 
 def die_at(where: str, error: BaseException | None = None) -> Hook:
@@ -267,7 +267,7 @@ def test_what_dies_costs_its_row_or_its_lane_and_not_the_others(
     assert [len(row.samples) for row in ours.rows] == samples
     assert [len(row.samples) for row in theirs.rows] == [4, 4]
     assert (ours.error or [row.error for row in ours.rows]) == errors
-    assert run.failed and not run.partial
+    assert run.has_failures and not run.partial
     assert (f"tinygrad:CPU: {SEGV}" in bench.talk.lines) == (errors == SEGV)
     for test, count in zip(("pp32", "tg16"), samples, strict=True):
         assert any(f"tinygrad:CPU measure {test}" in line for line in bench.log) == (count > 0)
@@ -308,7 +308,7 @@ def test_a_probe_that_dies_costs_the_roofline_alone(tiny_model: ModelInfo) -> No
     run = bench.run()
     assert [lane.bandwidth for lane in run.lanes] == [None, None]
     assert [line for line in bench.log if "bandwidth" in line] == ["CPU bandwidth"]
-    assert not run.failed
+    assert not run.has_failures
 
 
 def test_a_machine_without_sensors_has_no_board_and_no_energy(
@@ -417,7 +417,7 @@ def test_numbers_that_are_none_end_a_timed_run(tiny_model: ModelInfo, monkeypatc
     monkeypatch.setattr(FakeBackend, "time_repetition", nothing)
     bench = Bench(tiny_model)
     with pytest.raises(CheckFailed, match="a timed repetition left logits that are not finite"):
-        bench.runner.run()
+        bench.runner.run_plan()
     assert all(len(row.samples) <= 1 for lane in bench.runner.result.lanes for row in lane.rows)
 
 
@@ -428,7 +428,7 @@ def test_the_gate_looks_where_a_model_begins_with_no_numbers(tiny_model: ModelIn
             if line == "tinygrad:CPU first token":
                 raise error
 
-        (bench := Bench(tiny_model, hook=hook)).runner.run()
+        (bench := Bench(tiny_model, hook=hook)).runner.run_plan()
         assert ("tinygrad:CPU check" in bench.log) == looks
 
 
@@ -437,5 +437,5 @@ def test_a_row_with_wrong_numbers_is_not_timed(tiny_model: ModelInfo, monkeypatc
     monkeypatch.setattr(FakeBackend, "warm_up", lambda *of: wrong)
     bench = Bench(tiny_model)
     with pytest.raises(CheckFailed, match=r"check of tinygrad:CPU pp32 failed: .* off a decoded"):
-        bench.runner.run()
+        bench.runner.run_plan()
     assert not any("measure" in line for line in bench.log)

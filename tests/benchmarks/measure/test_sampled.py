@@ -49,4 +49,4 @@ def test_a_row_more_for_each_generation_on_tinygrad() -> None:
     labels = [[case.label for case in lane.cases] for lane in lanes]
     drawn = "tg128 @ d64 @ temperature=0.7"
     assert labels == [["pp512", "tg128 @ d64", drawn], ["pp512", "tg128 @ d64"]]
-    assert [case.sampling for case in lanes[0].llama_cases] == ["", "", "temperature=0.7"]
+    assert [case.sampling for case in lanes[0].llama_bench_cases] == ["", "", "temperature=0.7"]

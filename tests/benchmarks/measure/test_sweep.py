@@ -11,13 +11,13 @@ from tests.benchmarks.orinbench_command import Build, Capture, orinbench
 
 from orinbench.errors import BenchError
 from orinbench.judge.make_records import make_records
-from orinbench.measure.plan import Case, Lane, lanes_by_environment, parse_variables
+from orinbench.measure.plan import Case, Lane, lanes_for_each_environment, parse_variables
 
 TG = Case(0, 4, 0)
 
 
 def test_each_combination_is_a_lane_and_llama_cpp_stays_one() -> None:
-    lanes = lanes_by_environment(
+    lanes = lanes_for_each_environment(
         [Lane("tinygrad:CPU", (TG,)), Lane("llama.cpp", (TG,))], ["BEAM=0,2", "MV=1"]
     )
     assert [lane.name for lane in lanes] == [
@@ -26,7 +26,7 @@ def test_each_combination_is_a_lane_and_llama_cpp_stays_one() -> None:
         "llama.cpp",
     ]
     assert {lane.device for lane in lanes} == {"CPU", None}
-    assert lanes_by_environment(lanes[2:], []) == lanes[2:] and parse_variables([]) == [()]
+    assert lanes_for_each_environment(lanes[2:], []) == lanes[2:] and parse_variables([]) == [()]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_is_no_variable_is_one_line(texts: list[str], says: str) -> None:
 def test_a_sweep_is_compared_with_its_first(recorded_run: Build) -> None:
     run = recorded_run({"tinygrad:CPU": {TG: [10.0] * 8}, "llama.cpp": {TG: [5.0] * 8}})
     first, other = run.lanes
-    plans = lanes_by_environment([first.plan], ["BEAM=0,2"])
+    plans = lanes_for_each_environment([first.plan], ["BEAM=0,2"])
     again = recorded_run({"tinygrad:CPU": {TG: [8.0] * 8}}).lanes[0]
     first.plan, again.plan = plans
     run.lanes = [first, again, other]

@@ -281,7 +281,7 @@ def test_failures_are_counted_and_said(server: Served, monkeypatch: Patch, capsy
     words = ["--url", url, "--concurrency", "4", "--requests", "4", "-n", "1", "-r", "1"]
     assert run(*words, "--timeout", "1") == 1
     assert "4 failed: not complete after 1 s (--timeout)." in capsys.readouterr().out
-    monkeypatch.setattr("orinbench.serve.command.random_words", lambda n, seed: "teapot")
+    monkeypatch.setattr("orinbench.serve.command.random_words_text", lambda n, seed: "teapot")
     assert run(*words) == 1
     assert "4 failed: status 429: the queue is full." in capsys.readouterr().out
 

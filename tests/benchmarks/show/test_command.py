@@ -19,7 +19,7 @@ def test_files_and_runs_become_a_page(
     result, page = tmp_path / "a.json", tmp_path / "a.html"
     result.write_text(render_json(plain_records))
     with History(history_path(), write=True) as history:
-        history.add_run(
+        history.add_run_once(
             [replace(record, model_type="of the history") for record in plain_records], "x"
         )
     assert orinbench("report", str(result), "1", "-o", str(page), "--title", "Both") == 0

@@ -11,7 +11,7 @@ from tests.benchmarks.show.conftest import figures_of
 
 from orinbench.judge.identity import case_key
 from orinbench.judge.load_results import completed_record, load_records
-from orinbench.judge.saved_results import compare_saved
+from orinbench.judge.saved_comparison import compare_saved
 from orinbench.judge.schema import Plain, Record
 from orinbench.judge.verdict import Noise
 from orinbench.show.html_page import PageRuns, render_run, render_runs, short_number_text

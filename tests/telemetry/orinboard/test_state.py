@@ -31,7 +31,7 @@ from tests.telemetry.conftest import (
 )
 
 from orinbench.errors import BenchError
-from orinbench.judge.samples import BenchWarning, WarningKind
+from orinbench.judge.sample_statistics import BenchWarning, WarningKind
 from orinbench.measure import board
 from orinboard import require
 from orinboard.board import BoardState, read_state
@@ -175,12 +175,12 @@ def test_requirements(
     problems = require.unmet_conditions(spec, read_state(roots), roots)
     if complaint is None:
         assert problems == []
-        board.require_board(spec, roots)
+        board.require_board_state(spec, roots)
     else:
         (problem,) = problems
         assert complaint in problem.found and problem.command == command
         with pytest.raises(BenchError, match=f"--require {spec}: ") as caught:
-            board.require_board(spec, roots)
+            board.require_board_state(spec, roots)
         assert complaint in str(caught.value) and "\n" not in str(caught.value)
         assert command is None or f"; run: {command}" in str(caught.value)
 

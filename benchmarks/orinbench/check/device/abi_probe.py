@@ -149,7 +149,7 @@ def try_ioctl(fd: int, number: int, argument: bytearray) -> str:
     return "ok"
 
 
-def make_ioctl(fd: int, letter: str, nr: int, fmt: str, *values: int) -> tuple[Any, ...]:
+def run_ioctl(fd: int, letter: str, nr: int, fmt: str, *values: int) -> tuple[Any, ...]:
     """Make an ioctl that has to work; returns the struct afterwards. Raises OSError."""
     argument = bytearray(struct.pack("<" + fmt, *values))
     fcntl.ioctl(fd, ioctl_number(letter, nr, len(argument)), argument, True)
@@ -158,7 +158,7 @@ def make_ioctl(fd: int, letter: str, nr: int, fmt: str, *values: int) -> tuple[A
 
 def allocate_address_space(ctrl: int, end: int) -> int:
     """ALLOC_AS with unified addresses and no big pages; returns the descriptor."""
-    fd: int = make_ioctl(ctrl, "G", 8, "IiII3Q6I", 0, 0, 2, 0, VA_START, end, 0, *[0] * 6)[1]
+    fd: int = run_ioctl(ctrl, "G", 8, "IiII3Q6I", 0, 0, 2, 0, VA_START, end, 0, *[0] * 6)[1]
     return fd
 
 
@@ -174,13 +174,13 @@ def closing_descriptors(*fds: int) -> Iterator[None]:
 
 def gpu_characteristics(ctrl: int) -> dict[str, Any]:
     """Return the size of the driver's struct, the release that it tells, and its members."""
-    size = make_ioctl(ctrl, "G", 5, "QQ", 0, 0)[0]
+    size = run_ioctl(ctrl, "G", 5, "QQ", 0, 0)[0]
     release = RELEASES.get(size, "unknown")
     found: dict[str, Any] = {"size": size, "release": release}
     if release == "unknown":
         return found
     room = bytearray(1024)
-    make_ioctl(ctrl, "G", 5, "QQ", len(room), buffer_address(room))
+    run_ioctl(ctrl, "G", 5, "QQ", len(room), bytearray_address(room))
     for name, (offset, fmt) in MEMBERS.items():
         (found[name],) = struct.unpack_from(
             "<" + fmt, room, offset + member_offset_shift(release, offset)
@@ -197,7 +197,7 @@ def member_offset_shift(release: str, offset: int) -> int:
     return 0
 
 
-def buffer_address(room: bytearray) -> int:
+def bytearray_address(room: bytearray) -> int:
     """Return where a buffer lies."""
     return ctypes.addressof((ctypes.c_char * len(room)).from_buffer(room))
 
@@ -205,7 +205,7 @@ def buffer_address(room: bytearray) -> int:
 def multiprocessor_count(ctrl: int) -> int:
     """Return twice the TPCs that GET_TPC_MASKS shows: an SM 8.7 part has two SMs a TPC."""
     room = bytearray(64)
-    size = make_ioctl(ctrl, "G", 10, "IIQ", len(room), 0, buffer_address(room))[0]
+    size = run_ioctl(ctrl, "G", 10, "IIQ", len(room), 0, bytearray_address(room))[0]
     masks = struct.unpack_from(f"<{min(size, len(room)) // 4}I", room)
     return sum(2 * int(mask).bit_count() for mask in masks)
 
@@ -239,10 +239,10 @@ def try_all_calls(fds: dict[str, int], release: str) -> list[dict[str, Any]]:
 
 def allocate_dmabuf(nvmap: int, size: int) -> int:
     """CREATE, ALLOC in IOVMM memory, GET_FD, FREE; returns the dmabuf's descriptor."""
-    handle = make_ioctl(nvmap, "N", 0, "II", size, 0)[1]
+    handle = run_ioctl(nvmap, "N", 0, "II", size, 0)[1]
     argument = bytearray(struct.pack("<IIIIi", handle, 1 << 30, 0x09000002, PAGE, 0))
     fcntl.ioctl(nvmap, ioctl_number("N", 3, 20, WRITE), argument, True)
-    fd: int = make_ioctl(nvmap, "N", 15, "iI", 0, handle)[0]
+    fd: int = run_ioctl(nvmap, "N", 15, "iI", 0, handle)[0]
     signed = handle - (1 << 32) if handle >= 1 << 31 else handle
     fcntl.ioctl(nvmap, ioctl_number("N", 4, 0, 0), signed)
     return fd
@@ -257,25 +257,25 @@ def probe_address_space(ctrl: int, nvmap: int, release: str) -> dict[str, Any]:
     flags = DIRECT_KIND_CTRL if release == "r35" else 0
     for name, end in (("va_end", VA_END), ("other_va_end", OTHER_VA_END)):
         try:
-            placed = map_buffers(ctrl, nvmap, end, flags)
+            placed = probe_buffer_placement(ctrl, nvmap, end, flags)
         except OSError as error:
             placed = {"works": False, "errno": errno_name(error)}
         found[name] = {"end": f"{end:#x}", **placed}
     return found
 
 
-def map_buffers(ctrl: int, nvmap: int, end: int, flags: int) -> dict[str, Any]:
+def probe_buffer_placement(ctrl: int, nvmap: int, end: int, flags: int) -> dict[str, Any]:
     """Make an address space up to `end`, map buffers with `flags`, and say where they are."""
     as_fd = allocate_address_space(ctrl, end)
     with closing_descriptors(as_fd):
         regions = bytearray(24)
-        make_ioctl(as_fd, "A", 8, "QII", buffer_address(regions), len(regions), 0)
+        run_ioctl(as_fd, "A", 8, "QII", bytearray_address(regions), len(regions), 0)
         start, page, _, pages = struct.unpack("<QIIQ", regions)
         addresses = []
         for size in (PAGE, 1 << 20, 16 << 20):
             fd = allocate_dmabuf(nvmap, size)
             with closing_descriptors(fd):
-                out = make_ioctl(as_fd, "A", 7, "IhhII3Q", flags, -1, 0, fd, PAGE, 0, 0, 0)
+                out = run_ioctl(as_fd, "A", 7, "IhhII3Q", flags, -1, 0, fd, PAGE, 0, 0, 0)
                 addresses.append((out[7], size))
         low, high = WINDOWS
         return {
@@ -295,8 +295,8 @@ def main() -> None:
         found = gpu_characteristics(ctrl)
         release = found["release"]
         opened = "IIQQ" if release != "r35" else "II"
-        tsg = make_ioctl(ctrl, "G", 9, opened, *[0] * len(opened))[0]
-        channel, as_fd = make_ioctl(ctrl, "G", 11, "i", -1)[0], allocate_address_space(ctrl, VA_END)
+        tsg = run_ioctl(ctrl, "G", 9, opened, *[0] * len(opened))[0]
+        channel, as_fd = run_ioctl(ctrl, "G", 11, "i", -1)[0], allocate_address_space(ctrl, VA_END)
         fds = {"ctrl": ctrl, "nvmap": nvmap, "tsg": tsg, "channel": channel, "as": as_fd}
         with closing_descriptors(as_fd, tsg, channel):
             calls = try_all_calls(fds, release)

@@ -136,7 +136,7 @@ def values_at(report: Any, path: tuple[str, ...]) -> list[Any]:
     return []
 
 
-def judge_claim(claim: Claim, report: dict[str, Any]) -> tuple[ClaimOutcome, str]:
+def outcome_and_reason(claim: Claim, report: dict[str, Any]) -> tuple[ClaimOutcome, str]:
     """Return what a valid report says of a claim, and what of it makes it so.
 
     What is wrong is so without the rest, too.
@@ -146,9 +146,9 @@ def judge_claim(claim: Claim, report: dict[str, Any]) -> tuple[ClaimOutcome, str
     missing = ""
     for check in claim.checks:
         try:
-            found, wanted = _step_values(report, check.path), check.value
+            found, wanted = _required_step_values(report, check.path), check.value
             if check.op == "same as":
-                wanted = _step_values(report, tuple(str(check.value).split("/")))[0]
+                wanted = _required_step_values(report, tuple(str(check.value).split("/")))[0]
         except LookupError as error:
             missing = missing or str(error.args[0])
             continue
@@ -167,7 +167,7 @@ def _comparison_holds(op: str, value: Any, wanted: Any) -> bool:
         return False
 
 
-def _step_values(report: dict[str, Any], path: tuple[str, ...]) -> list[Any]:
+def _required_step_values(report: dict[str, Any], path: tuple[str, ...]) -> list[Any]:
     """Return the values at a path of the steps; raises LookupError with the reason for none."""
     step = report["steps"].get(path[0])
     if step is None:

@@ -15,9 +15,9 @@ from orinbench.check.device.claims import (
     FORMAT,
     ChoiceAnswer,
     ClaimOutcome,
-    judge_claim,
     load_claims,
     load_report,
+    outcome_and_reason,
     values_at,
 )
 from orinbench.check.device.privacy import Scrubber, machine_secrets
@@ -186,7 +186,7 @@ def verify_command(file: Path) -> int:
     It judges every claim that a board can confirm. Exit code 1 says that one is refuted.
     """
     report = load_report(file)
-    judged = [(claim, *judge_claim(claim, report)) for claim in load_claims()]
+    judged = [(claim, *outcome_and_reason(claim, report)) for claim in load_claims()]
     (board,) = values_at(report, _BOARD) or ["a board without a name"]
     simulated = " (simulated: nothing about a board)" if report["simulated"] else ""
     where = "the simulator: nothing here is confirmed for hardware" if simulated else board
@@ -201,7 +201,7 @@ def verify_command(file: Path) -> int:
             if because:
                 click.echo(f"    {because}")
     (answers,) = values_at(report, ("steps", "performance", "result")) or [None]
-    lines = [_answer_line(name, entry) for name, entry in (answers or {}).items()]
+    lines = [_choice_line(name, entry) for name, entry in (answers or {}).items()]
     path = ("steps", "llama-bench", "result", "records", "*", "comparisons", "*", "text")
     lines += [f"llama-bench: {text}" for text in values_at(report, path)]
     if lines:
@@ -211,7 +211,7 @@ def verify_command(file: Path) -> int:
     return EXIT_REFUTED if any(found is ClaimOutcome.REFUTED for _, found, _ in judged) else 0
 
 
-def _answer_line(name: str, entry: Any) -> str:
+def _choice_line(name: str, entry: Any) -> str:
     answer = parse_dataclass(ChoiceAnswer, entry, f"performance: {name}")
     figure = f"; {answer.figure} {answer.ratio:.3f} of the other's" if answer.ratio else ""
     return f"{name}: {answer.own} or {answer.other}: {answer.verdict}{figure}"

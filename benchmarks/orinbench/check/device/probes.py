@@ -36,13 +36,13 @@ extern "C" __global__ void spin(int* out, int n) {
 
 
 @dataclass(frozen=True)
-class ProbeWork:
-    """A program's order: how much it does, and the driver's choice that it tries."""
+class ProbeSettings:
+    """A program's settings: how much it does, and the driver's choice that it tries."""
 
     size: str  # "board", or "tiny": the little that a simulated GPU can do beside it
     choice: str = "-"
 
-    def board_or_tiny(self, board: T, tiny: T) -> T:
+    def amount_for_size(self, board: T, tiny: T) -> T:
         """Return the amount of work on a board, or the one of a simulated GPU."""
         return board if self.size == "board" else tiny
 
@@ -98,7 +98,7 @@ QMD_BYTES = 256
 STORE_SOURCE = 'extern "C" __global__ void store(int* x) { x[0] = 1; }'
 
 
-def probe_smoke(work: ProbeWork) -> Found:
+def probe_smoke(work: ProbeSettings) -> Found:
     """Sums, a matrix product, copies both ways, both windows; each against numpy."""
     from tinygrad import Device, Tensor
 
@@ -121,7 +121,7 @@ def probe_smoke(work: ProbeWork) -> Found:
     }
 
 
-def probe_computes(work: ProbeWork) -> Found:
+def probe_computes(work: ProbeSettings) -> Found:
     """The device opens and adds."""
     from tinygrad import Tensor
 
@@ -158,7 +158,7 @@ def _memory_windows_work() -> bool:
     return bool((np.frombuffer(room, np.float32) == part[::-1]).all())
 
 
-def _launch_error(launch: Callable[[], None]) -> Found:
+def _timed_launch_error(launch: Callable[[], None]) -> Found:
     """Wait for a launch that fails; return what tinygrad says and how long that took."""
     begun = time.perf_counter()
     try:
@@ -169,13 +169,14 @@ def _launch_error(launch: Callable[[], None]) -> Found:
     return {"error": None, "seconds": time.perf_counter() - begun}
 
 
-def probe_misaligned(work: ProbeWork) -> Found:
+def probe_misaligned(work: ProbeSettings) -> Found:
     """Load a float4 from an address that is not aligned."""
     load, (out, source) = compile_cuda(MISALIGNED_SOURCE, "odd_float4"), new_buffers(4096, 4096)
-    return _launch_error(lambda: load(out, source, global_size=(1, 1, 1), local_size=(32, 1, 1)))
+    sizes = {"global_size": (1, 1, 1), "local_size": (32, 1, 1)}
+    return _timed_launch_error(lambda: load(out, source, **sizes))
 
 
-def probe_unmapped(work: ProbeWork) -> Found:
+def probe_unmapped(work: ProbeSettings) -> Found:
     """Store to memory that has been given back."""
     from tinygrad.device import BufferSpec
 
@@ -184,10 +185,10 @@ def probe_unmapped(work: ProbeWork) -> Found:
     buffer = gpu.allocator.alloc(4096, spec)
     gone = buffer.offset(0)
     gpu.allocator.free(buffer, 4096, spec)
-    return _launch_error(lambda: store(gone, **ONE_THREAD))
+    return _timed_launch_error(lambda: store(gone, **ONE_THREAD))
 
 
-def probe_hang(work: ProbeWork) -> Found:
+def probe_hang(work: ProbeSettings) -> Found:
     """Wait on the GPU for a signal that nobody gives (HCQDEV_WAIT_TIMEOUT_MS bounds it)."""
     gpu = open_device()
     block = gpu.new_signal(value=0)
@@ -196,7 +197,7 @@ def probe_hang(work: ProbeWork) -> Found:
         queue = gpu.hw_compute_queue_t().wait(block, 1)
         queue.signal(gpu.timeline_signal, gpu.next_timeline()).submit(gpu)
 
-    return _launch_error(launch)
+    return _timed_launch_error(launch)
 
 
 def time_full_ring(times_over: float, long_kernels: bool) -> Found:
@@ -257,11 +258,11 @@ def count_late_qmd_writes(times: int) -> Found:
     return {"launches": times, "written": written, "written_after_release": late}
 
 
-def probe_queue(work: ProbeWork) -> Found:
+def probe_queue(work: ProbeSettings) -> Found:
     """Queue behaviour that only hardware decides: a full ring, and writes into a QMD."""
     return {
-        "ring": time_full_ring(work.board_or_tiny(3.0, 1.1), work.board_or_tiny(True, False)),
-        "qmd": count_late_qmd_writes(work.board_or_tiny(500, 3)),
+        "ring": time_full_ring(work.amount_for_size(3.0, 1.1), work.amount_for_size(True, False)),
+        "qmd": count_late_qmd_writes(work.amount_for_size(500, 3)),
     }
 
 
@@ -274,7 +275,7 @@ extern "C" __global__ void move(int* y, const int* x, int n, int add) {
 }"""
 
 
-def probe_coherence(work: ProbeWork) -> Found:
+def probe_coherence(work: ProbeSettings) -> Found:
     """Wrong ints that CPU and GPU read of each other, by direction; the L2 by TEGRA_L2.
 
     With the choice no_flush the CPU touches the shared buffer without the driver's flush.
@@ -299,7 +300,7 @@ def probe_coherence(work: ProbeWork) -> Found:
             gpu.allocator._as_buffer(shared)
 
     wrong = dict.fromkeys(("cpu_then_gpu", "gpu_then_cpu", "cpu_over_gpu"), 0)
-    for turn, size in enumerate(sizes * work.board_or_tiny(3, 1), 1):
+    for turn, size in enumerate(sizes * work.amount_for_size(3, 1), 1):
         n, count = size // 4, np.arange(size // 4, dtype=np.int32)
         launch(mail, shared, n, 0)  # the GPU has read what the CPU then writes
         cpu_next()
@@ -313,13 +314,13 @@ def probe_coherence(work: ProbeWork) -> Found:
         launch(shared, mail, n, 9 * turn)
         cpu_next()
         both[:n] = count - turn
-        launch(evict, shared, work.board_or_tiny(2 << 20, 1 << 10), 0)
+        launch(evict, shared, work.amount_for_size(2 << 20, 1 << 10), 0)
         gpu.invalidate_caches()  # whatever is dirty is written back, over the CPU's stores
         wrong["cpu_over_gpu"] += int((both[:n] != count - turn).sum())
     return {
         **wrong,
         "wrong": sum(wrong.values()),
-        "compared": 3 * sum(sizes) // 4 * work.board_or_tiny(3, 1),
+        "compared": 3 * sum(sizes) // 4 * work.amount_for_size(3, 1),
     }
 
 
@@ -349,9 +350,9 @@ extern "C" __global__ void __launch_bounds__(128) shared_sums(float* out, int n)
 }"""
 
 
-def probe_l2(work: ProbeWork) -> Found:
+def time_l2_reads(work: ProbeSettings) -> Found:
     """Read a buffer again and again that the L2 could hold."""
-    size, blocks = work.board_or_tiny(2 << 20, 128 << 10), work.board_or_tiny(*BLOCKS)
+    size, blocks = work.amount_for_size(2 << 20, 128 << 10), work.amount_for_size(*BLOCKS)
     read, (source, out) = (
         compile_cuda(READ_SOURCE, "read_all"),
         new_buffers(size, blocks * 256 * 16),
@@ -362,13 +363,13 @@ def probe_l2(work: ProbeWork) -> Found:
         read(out, source, **sizes_of, vals=(size // 16, 256 * blocks))
 
     again()
-    took = median(launch_seconds(again) for _ in range(work.board_or_tiny(*LAUNCHES)))
+    took = median(launch_seconds(again) for _ in range(work.amount_for_size(*LAUNCHES)))
     return {"read_gb_s": size / 1e9 / took}
 
 
-def probe_shared_memory(work: ProbeWork) -> Found:
+def time_shared_memory_kernel(work: ProbeSettings) -> Found:
     """A kernel of which an SM holds one block or several."""
-    blocks, loops = work.board_or_tiny(*BLOCKS), work.board_or_tiny(4096, 4)
+    blocks, loops = work.amount_for_size(*BLOCKS), work.amount_for_size(4096, 4)
     sums, (out,) = compile_cuda(SHARED_SOURCE, "shared_sums"), new_buffers(16 * blocks * 512)
 
     def launch() -> None:
@@ -377,13 +378,13 @@ def probe_shared_memory(work: ProbeWork) -> Found:
     launch()
     return {
         "launch_us": 1e6
-        * median(launch_seconds(launch) for _ in range(work.board_or_tiny(*LAUNCHES)))
+        * median(launch_seconds(launch) for _ in range(work.amount_for_size(*LAUNCHES)))
     }
 
 
-def probe_preemption(work: ProbeWork) -> Found:
+def time_beside_rival(work: ProbeSettings) -> Found:
     """Short launches beside a process whose launches are long; `lived` says whether both did."""
-    launches, seconds = work.board_or_tiny(*LAUNCHES), work.board_or_tiny(*RIVAL_SECONDS)
+    launches, seconds = work.amount_for_size(*LAUNCHES), work.amount_for_size(*RIVAL_SECONDS)
     short, (out,) = compile_cuda(SPIN_SOURCE, "spin"), new_buffers(4096)
 
     def launch() -> None:
@@ -402,19 +403,19 @@ def probe_preemption(work: ProbeWork) -> Found:
     return {**found, "lived": int(status == 0)}
 
 
-def probe_rival(work: ProbeWork) -> Found:
+def launch_as_rival(work: ProbeSettings) -> Found:
     """Launches of about 50 ms each, for the seconds that the other process measures."""
     long, (out,) = compile_cuda(SPIN_SOURCE, "spin"), new_buffers(4096)
-    loops, until = 1 << 10, time.monotonic() + work.board_or_tiny(*RIVAL_SECONDS)
+    loops, until = 1 << 10, time.monotonic() + work.amount_for_size(*RIVAL_SECONDS)
     while time.monotonic() < until:
         took = launch_seconds(partial(long, out, **ONE_THREAD, vals=(loops,)))
         loops = min(loops * 2, 1 << 28) if took < 0.05 else loops
     return {}
 
 
-def probe_rings(work: ProbeWork) -> Found:
+def time_submits(work: ProbeSettings) -> Found:
     """Empty launches in a row: what a submit costs the host and the GPU."""
-    launches, short = work.board_or_tiny(*LAUNCHES), compile_cuda(SPIN_SOURCE, "spin")
+    launches, short = work.amount_for_size(*LAUNCHES), compile_cuda(SPIN_SOURCE, "spin")
     (out,) = new_buffers(4096)
 
     def row() -> None:
@@ -425,7 +426,7 @@ def probe_rings(work: ProbeWork) -> Found:
     return {"submit_us": 1e6 * median(launch_seconds(row) for _ in range(5)) / launches}
 
 
-def probe_memory(work: ProbeWork) -> Found:
+def exhaust_memory(work: ProbeSettings) -> Found:
     """Take memory until the driver says that there is no more; give it back.
 
     The reserve is 1 GiB (`TEGRA_RESERVE_MB`), so that a wrong answer leaves the board alive.
@@ -473,12 +474,19 @@ def patch_driver(choice: str) -> None:
 
 
 PROGRAMS = {
-    made.__name__.removeprefix("probe_"): made
-    for made in (
-        *(probe_smoke, probe_computes, probe_coherence, probe_misaligned, probe_unmapped),
-        *(probe_hang, probe_queue, probe_l2, probe_shared_memory, probe_preemption),
-        *(probe_rival, probe_rings, probe_memory),
-    )
+    "smoke": probe_smoke,
+    "computes": probe_computes,
+    "coherence": probe_coherence,
+    "misaligned": probe_misaligned,
+    "unmapped": probe_unmapped,
+    "hang": probe_hang,
+    "queue": probe_queue,
+    "l2": time_l2_reads,
+    "shared_memory": time_shared_memory_kernel,
+    "preemption": time_beside_rival,
+    "rival": launch_as_rival,
+    "rings": time_submits,
+    "memory": exhaust_memory,
 }
 
 
@@ -486,7 +494,7 @@ def main(out: str, name: str, size: str, choice: str) -> int:
     """Run a program and write what it found; returns the exit status."""
     try:
         patch_driver(choice)
-        found = PROGRAMS[name](ProbeWork(size, choice))
+        found = PROGRAMS[name](ProbeSettings(size, choice))
     except Exception as error:  # of a device that does not open, of a kernel that faults
         found = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
     Path(out).write_text(json.dumps(found))

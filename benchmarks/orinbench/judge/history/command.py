@@ -6,19 +6,19 @@ from pathlib import Path
 import click
 
 from orinbench.errors import BenchError
-from orinbench.judge.history.check import check_command, pin_command
+from orinbench.judge.history.baseline import check_command, pin_command
 from orinbench.judge.history.store import History, HistoryRun, RecordFilter
 from orinbench.judge.history.trend import Trend, TrendPoint, change_text, read_trends
 from orinbench.judge.load_results import load_records
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import UNJUDGED
-from orinbench.options import output_option, with_history_file
+from orinbench.options import output_option, with_history_option
 from orinbench.show.markdown import counted_noun, markdown_table
 from orinbench.show.output_formats import RENDERERS
 
 
 @click.group("history", invoke_without_command=True, context_settings={"max_content_width": 100})
-@with_history_file
+@with_history_option
 @click.option("--test", metavar="WORD", help="Only tests with this in their names, such as tg128.")
 @click.option("--device", metavar="WORD", help="Only devices with this in their names.")
 @click.option("--last", default=20, type=click.IntRange(1), help="Runs to show. [default: 20]")
@@ -58,7 +58,7 @@ def history_command(
 @history_command.command("show")
 @click.argument("run", type=int)
 @output_option(sorted(RENDERERS))
-@with_history_file
+@with_history_option
 def show_command(path: Path, run: int, output: str) -> None:
     """Print a run as the command that measured it printed it."""
     with History(path) as history:
@@ -67,7 +67,7 @@ def show_command(path: Path, run: int, output: str) -> None:
 
 @history_command.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@with_history_file
+@with_history_option
 def import_command(path: Path, files: Sequence[Path]) -> None:
     """Add saved results to the history.
 
@@ -76,7 +76,7 @@ def import_command(path: Path, files: Sequence[Path]) -> None:
     results = [load_records(file) for file in files]
     with History(path, write=True) as history:
         for file, records in zip(files, results, strict=True):
-            run, new = history.add_run(records, f"import of {file.name}")
+            run, new = history.add_run_once(records, f"import of {file.name}")
             word = "kept as run" if new else "is there already, as run"
             click.echo(f"{file}: {word} {run} ({counted_noun(len(records), 'record')})")
 
@@ -87,7 +87,7 @@ for command in (check_command, pin_command):
 
 @history_command.command("remove")
 @click.argument("runs", nargs=-1, required=True, type=int)
-@with_history_file
+@with_history_option
 def remove_command(path: Path, runs: Sequence[int]) -> None:
     """Forget runs."""
     with History(path) as history:
@@ -102,7 +102,7 @@ def _runs_table(runs: Sequence[HistoryRun], total: int) -> str:
         (
             str(run.id),
             run.started,
-            _cases_text(run),
+            "; ".join(f"{name}: {', '.join(tests)}" for name, tests in run.cases.items()),
             ", ".join(run.devices),
             str(run.n_records),
             run.origin + (" (partial)" if run.partial else ""),
@@ -112,10 +112,6 @@ def _runs_table(runs: Sequence[HistoryRun], total: int) -> str:
     older = total - len(runs)
     more = f"\n\n{counted_noun(older, 'older run')}: --last {total}" if older else ""
     return markdown_table(titles, rows, right=("run", "rows")) + more
-
-
-def _cases_text(run: HistoryRun) -> str:
-    return "; ".join(f"{benchmark}: {', '.join(tests)}" for benchmark, tests in run.cases.items())
 
 
 def _measured_once_table(measured: Sequence[tuple[Trend, TrendPoint]]) -> str:
@@ -158,8 +154,8 @@ def _trend_row(point: TrendPoint) -> tuple[str, ...]:
     row = (str(point.run), record.test_time or "", record.software or "", *_figure_cells(record))
     if change is None:
         return *row, "", "", ""
-    ends = _interval_text(change.ci_low, change.ci_high, _percent_text, "to")
-    share = _percent_text(change.ratio) + (f" ({ends})" if ends else "")
+    ends = _interval_text(change.ci_low, change.ci_high, _percent_change_text, "to")
+    share = _percent_change_text(change.ratio) + (f" ({ends})" if ends else "")
     p = "" if change.verdict in UNJUDGED else f"{change.p_value:.2g}"
     return *row, share, p, change.verdict.value
 
@@ -175,5 +171,5 @@ def _interval_text(
     return "" if low is None or high is None else f"{form(low)} {between} {form(high)}"
 
 
-def _percent_text(ratio: float) -> str:
+def _percent_change_text(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"

@@ -136,7 +136,7 @@ class History:
     def __exit__(self, *_: object) -> None:
         self._database.close()
 
-    def add_run(self, records: Sequence[Record], origin: str) -> tuple[int, bool]:
+    def add_run_once(self, records: Sequence[Record], origin: str) -> tuple[int, bool]:
         """Keep a run's records; return its id, and whether it is new: a run is kept once."""
         digest = hashlib.sha256(
             compact_json([_fields_for_digest(record) for record in records]).encode()

@@ -13,7 +13,7 @@ from orinbench.judge.identity import (
     setup_differences,
     setup_fields,
 )
-from orinbench.judge.saved_results import compare_records
+from orinbench.judge.saved_comparison import compare_records
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import (
     Comparison,
@@ -71,18 +71,19 @@ class Trend:
     @property
     def noise(self) -> Noise | None:
         """The spread between days that nothing known sets apart, or between the runs of one."""
-        return self.noise_of_days(set()) or self.noise_of_days({point.day for point in self.points})
+        days = {point.day for point in self.points}
+        return self.noise_to_judge_days(set()) or self.noise_to_judge_days(days)
 
-    def noise_between_points(self, one: int, other: int) -> Noise | None:
+    def noise_to_judge_points(self, one: int, other: int) -> Noise | None:
         """Return the noise that two points, by their places, are judged by.
 
         It is that of the runs before the later one, without the two: a run that is judged must not
         be called noise, and what comes later must not change what was said.
         """
         days = {self.points[one].day, self.points[other].day}
-        return self.noise_of_days(days, self.points[: max(one, other)], {one, other})
+        return self.noise_to_judge_days(days, self.points[: max(one, other)], {one, other})
 
-    def noise_of_days(
+    def noise_to_judge_days(
         self,
         days: Set[str],
         points: Sequence[TrendPoint] | None = None,
@@ -129,7 +130,7 @@ def read_trends(history: History, only: RecordFilter) -> list[Trend]:
         key: Trend(case_label(points[0].record), key[1], points[0].record.unit, points)
         for key, points in series.items()
     }
-    judge_points(list(trends.values()))
+    judge_trends(list(trends.values()))
     shown = {(case, device) for _, case, device, _ in history.measured_records(only)}
     return [trend for key, trend in trends.items() if key in shown]
 
@@ -141,11 +142,11 @@ def noise_by_case(trends: Sequence[Trend], one: int, other: int) -> dict[str, No
         places = {point.run: place for place, point in enumerate(trend.points)}
         if one in places and other in places:
             key = case_key(trend.points[0].record)
-            found[key] = trend.noise_between_points(places[one], places[other])
+            found[key] = trend.noise_to_judge_points(places[one], places[other])
     return found
 
 
-def judge_points(trends: Sequence[Trend]) -> None:
+def judge_trends(trends: Sequence[Trend]) -> None:
     """Compare each point with the one before; the cases of two runs are judged together.
 
     Then look for changes over the whole of each series.
@@ -157,7 +158,7 @@ def judge_points(trends: Sequence[Trend]) -> None:
             if setup_fields(before.record) != setup_fields(after.record):
                 trend.breaks.add(place)
             if before.record.samples_ts and after.record.samples_ts:
-                noise = trend.noise_between_points(place - 1, place)
+                noise = trend.noise_to_judge_points(place - 1, place)
                 change = compare_records(after.record, before.record, noise)
                 if change.verdict in (Verdict.FASTER, Verdict.SLOWER):
                     trend.breaks.add(place)

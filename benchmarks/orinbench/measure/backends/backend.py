@@ -6,7 +6,7 @@ Times are seconds or nanoseconds as the field says, sizes are bytes.
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from orinbench.judge.samples import BenchWarning
+from orinbench.judge.sample_statistics import BenchWarning
 from orinbench.measure.clocks import ClockState
 
 
@@ -170,7 +170,8 @@ class Backend(Protocol):
         """Start, load the model where the process stays, and say what runs."""
 
     def time_first_token(self) -> FirstTokenTime:
-        """Measure the time to the first token."""
+        """Measure the time to the first token, where there is a model."""
+        raise AssertionError("a lane without a model")
 
     def warm_up(self, case: Any) -> WarmUpCost | None:
         """Get a case ready to be timed; None where each repetition does that for itself.
@@ -184,8 +185,11 @@ class Backend(Protocol):
     def restart(self) -> float | None:
         """Replace the process by a fresh one, as it was before the first warm-up.
 
-        Returns the seconds from its start to its first token, None where there is none.
+        Returns the seconds from its start to its first token, None where there is none. Here each
+        call is a fresh process.
         """
+        return None
 
     def close(self) -> None:
-        """End the process; never raises."""
+        """End the process, if one stays; never raises."""
+        return

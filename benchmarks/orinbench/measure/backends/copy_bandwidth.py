@@ -57,10 +57,10 @@ class DeviceCopy:
         self._input = words.contiguous().realize()
         self._output: Any = None
         self.call: Callable[[], object] = (
-            self._fused_copy(n_bytes) if self._is_fused else self._generated_copy()
+            self._make_fused_copy(n_bytes) if self._is_fused else self._make_generated_copy()
         )
 
-    def copied_bytes(self) -> Bytes:
+    def read_copied_bytes(self) -> Bytes:
         """Return the copied bytes."""
         if self._is_fused:
             left = self._output.copyout(memoryview(bytearray(self._output.nbytes)))
@@ -68,7 +68,7 @@ class DeviceCopy:
         found: Bytes = (self._output.numpy() - 1).view(np.uint8)  # the copy adds one
         return found
 
-    def _generated_copy(self) -> Callable[[], object]:
+    def _make_generated_copy(self) -> Callable[[], object]:
         jit = TinyJit(lambda given: (given + 1).realize())
 
         def call() -> None:
@@ -76,7 +76,7 @@ class DeviceCopy:
 
         return call
 
-    def _fused_copy(self, n_bytes: int) -> Callable[[], object]:
+    def _make_fused_copy(self, n_bytes: int) -> Callable[[], object]:
         from tinygrad.device import Buffer
 
         from orinllm.gpu.device import multiprocessor_count

@@ -19,6 +19,7 @@ from orinbench.child import PIPE, ChildProcess
 from orinbench.errors import BenchError
 from orinbench.judge.load_results import ran_on_cpu
 from orinbench.measure.backends.backend import (
+    Backend,
     BackendError,
     BackendIdentity,
     CaseLeftOutError,
@@ -76,7 +77,7 @@ class BinaryResult:
     peak_rss_bytes: int
 
 
-class LlamaCppBackend:
+class LlamaCppBackend(Backend):
     """llama.cpp with one model.
 
     Nothing of it stays loaded between repetitions: each call of the binary loads the model, warms
@@ -244,13 +245,6 @@ class LlamaCppBackend:
             asked = str(settings["flash_attn"])
             settings["flash_attn"] = {"off": 0, "on": 1, "auto": -1}.get(asked, asked)
         return record | settings
-
-    def restart(self) -> float | None:
-        """Do nothing: every call of the binary is a fresh process."""
-        return None
-
-    def close(self) -> None:
-        """Nothing runs between calls."""
 
     def _run_llama_bench(
         self, case: Case, repetitions: int, extra: Sequence[str] = ()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from orinbench.check.greedy import Engine, GreedyGeneration, needed_context, prefixed_say
+from orinbench.check.greedy import DecodeFunction, GreedyGeneration, needed_context, prefixed_say
 from orinbench.child import ChildProcess
 from orinbench.errors import BenchError
 from orinbench.measure.backends.backend import CaseLeftOutError
@@ -43,9 +43,9 @@ def find_llama_program(name: str, llama_bench: Path | None = None) -> Path | Non
     return Path(found) if found else None
 
 
-def llama_cpp_engine(
+def llama_cpp_decode_function(
     binary: Path, model: ModelInfo, timeout: float, say: Say = say_nothing
-) -> Engine:
+) -> DecodeFunction:
     """Return an engine that starts `binary` on `model` and asks it; `say` hears how far it is.
 
     The engine raises BenchError, with the server's last line, if that fails or an answer takes
@@ -104,15 +104,15 @@ def time_first_text(
         running_server(binary, arguments, timeout, **variables) as connect,
         contextlib.closing(connect()) as connection,
     ):
-        pings = [_timed_request(connection, "GET", "/health", None)[0] for _ in range(_PINGS)]
+        pings = [_time_request(connection, "GET", "/health", None)[0] for _ in range(_PINGS)]
         for path, body in requests:
-            ns, answer = _timed_request(connection, "POST", path, body)
+            ns, answer = _time_request(connection, "POST", path, body)
         ended = time.monotonic()
     n_tokens = int(answer.get("tokens_evaluated", answer.get("usage", {}).get("prompt_tokens", 0)))
     return FirstTextTime(ns, ended, n_tokens, round(statistics.median(pings)))
 
 
-def _timed_request(
+def _time_request(
     connection: http.client.HTTPConnection, method: str, path: str, request: object
 ) -> tuple[int, dict[str, Any]]:
     start = time.perf_counter_ns()
@@ -165,7 +165,7 @@ def _decode_greedily(
     token that it samples is forced to be an ASCII one, which the alternatives, of before sampling,
     know nothing about.
     """
-    (ascii_token, *_) = _post(connect, "/tokenize", {"content": "a"})["tokens"]
+    (ascii_token, *_) = _post_json(connect, "/tokenize", {"content": "a"})["tokens"]
     tokens: list[int] = []
     logits = np.full((n_tokens, model.vocab_size), np.nan)
     for row in logits:
@@ -177,7 +177,7 @@ def _decode_greedily(
             "logit_bias": [[ascii_token, 1e6]],
             "cache_prompt": True,  # only the last token is computed
         }
-        (position,) = _post(connect, "/completion", request)["completion_probabilities"]
+        (position,) = _post_json(connect, "/completion", request)["completion_probabilities"]
         alternatives = position["top_logprobs"]
         row[[item["id"] for item in alternatives]] = [item["logprob"] for item in alternatives]
         if np.isnan(row).all():  # null in JSON: the server has NaN, of which none is likeliest
@@ -187,7 +187,7 @@ def _decode_greedily(
     return GreedyGeneration(tokens, logits, normalized=True)
 
 
-def _post(connect: Connect, path: str, request: object) -> dict[str, Any]:
+def _post_json(connect: Connect, path: str, request: object) -> dict[str, Any]:
     with contextlib.closing(connect()) as connection:
         return _request_json(connection, "POST", path, request)
 
@@ -243,7 +243,7 @@ def running_server(
         try:
             with ChildProcess([str(binary), "--host", str(path), *arguments], variables) as child:
                 try:
-                    await_ready("llama-server", child, is_ready, time.monotonic() + timeout)
+                    wait_for_server("llama-server", child, is_ready, time.monotonic() + timeout)
                     yield connect
                 except (OSError, http.client.HTTPException) as error:
                     raise BenchError(f"llama-server: {error}: {child.last_error_line()}") from error
@@ -251,7 +251,7 @@ def running_server(
             raise BenchError(f"llama-server: does not start: {error.strerror}") from error
 
 
-def await_ready(
+def wait_for_server(
     name: str, child: ChildProcess, is_ready: Callable[[], bool], deadline: float
 ) -> None:
     """Wait until a server says that it is ready; raises BenchError where it ends or does not.

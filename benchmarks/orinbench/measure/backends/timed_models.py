@@ -227,7 +227,7 @@ class TimedScheduler:
 Timed = TimedScheduler | TransformerExecutor
 
 
-def count_kernels(linear: Any) -> tuple[int, int]:
+def n_kernels_and_launches(linear: Any) -> tuple[int, int]:
     """Return (kernels, launches) of one run of a LINEAR.
 
     Kernels are programs and copies, those inside graphs included; launches are the calls that the
@@ -264,10 +264,12 @@ def prompt_chunk_length(timed: Timed) -> int | None:
     return timed.runner.chunk if isinstance(timed.runner, FusedRunner) else None
 
 
-def count_token_kernels(timed: Timed, sequences: int = 1) -> tuple[int | None, int | None]:
-    """Count as `count_kernels`; on a CPU a token is one program, elsewhere it is not known."""
+def token_kernels_and_launches(timed: Timed, sequences: int = 1) -> tuple[int | None, int | None]:
+    """Return them, None where they are not known; on a CPU a token is one program."""
     if isinstance(timed, TransformerExecutor):
-        return count_kernels(timed.captured_calls)
+        return n_kernels_and_launches(timed.captured_calls)
     if isinstance(timed.runner, FusedRunner):
-        return count_kernels(timed.runner.executor.decoder_for(sequences).next_graph.first_calls)
+        return n_kernels_and_launches(
+            timed.runner.executor.decoder_for(sequences).next_graph.first_calls
+        )
     return (1, 1) if Device.DEFAULT == "CPU" else (None, None)

@@ -110,7 +110,7 @@ class TinygradBackend(DeviceBackend):
         self._model = plan.model
         self._checked: set[Case] = set()
         self._n_prompt = min(FIRST_TOKEN_PROMPT, plan.max_context)
-        if sms := plan.llama_cases[0].sms:
+        if sms := plan.llama_bench_cases[0].sms:
             self.environment[SMS] = str(sms)
         if cold_start:
             self.environment["CACHEDB"] = str(self._directory / "cache.db")
@@ -140,7 +140,7 @@ class TinygradBackend(DeviceBackend):
             self.general,
             None if plan.mmproj is None else str(plan.mmproj),
         )
-        loaded = self._worker.runner.load(load, self._n_prompt)
+        loaded = self._worker.runner.load_to_first_token(load, self._n_prompt)
         return loaded, time.monotonic() - self._worker.started
 
     def warm_up(self, case: Case) -> WarmUpCost:
@@ -182,7 +182,7 @@ def measure_copy_bandwidth(device: str, timeout: float) -> Bandwidth:
         return Bandwidth(n_bytes, backend.runner.measure_copy_bandwidth(n_bytes, COPY_REPETITIONS))
 
 
-def open_failure(device: str, timeout: float = 120.0) -> str | None:
+def open_failure_reason(device: str, timeout: float = 120.0) -> str | None:
     """Open tinygrad's `device` with an empty cache; return why it does not open, or None."""
     with DeviceBackend(device, timeout) as backend:
         backend.environment["CCACHE"] = "0"

@@ -43,10 +43,10 @@ from orinbench.measure.backends.timed_models import (
     SequenceExecutor,
     Timed,
     TimedScheduler,
-    count_token_kernels,
     load_network,
     make_network_runner,
     prompt_chunk_length,
+    token_kernels_and_launches,
 )
 from orinbench.measure.backends.transformer_executor import TransformerExecutor
 from orinbench.measure.environment import gpu_driver_version, gpu_name, package_version
@@ -111,7 +111,7 @@ class TinygradRunner:
         """Copy so many bytes on the device several times; return GB/s of each."""
         return copy_bandwidth.measure_copy_bandwidth(n_bytes, repetitions)
 
-    def load(self, asked: LoadRequest, n_prompt: int = 1) -> LoadReport:
+    def load_to_first_token(self, asked: LoadRequest, n_prompt: int = 1) -> LoadReport:
         """Load the GGUF file, prefill random tokens, and read the first token back.
 
         The engine compiles its kernels here.
@@ -175,7 +175,7 @@ class TinygradRunner:
         repetition_s = time.perf_counter() - repetition_start
         kernels, launches = None, None
         if case.n_gen:
-            kernels, launches = count_token_kernels(timed, case.n_parallel)
+            kernels, launches = token_kernels_and_launches(timed, case.n_parallel)
         warmed = WarmUpCost(
             checked=None if finite else RowCheckResult(False, math.inf, "nothing"),
             seconds=time.perf_counter() - start,
@@ -200,7 +200,7 @@ class TinygradRunner:
         if text:
             rows = [[*prompt_tokens(tokenizer_of(self._file), text)]]
         if case.picture:
-            rows = [self._vision_model.picture_prompt(self._draw_picture(case))]
+            rows = [self._vision_model.picture_prompt(self._draw_jpeg(case))]
         if isinstance(timed, TimedScheduler):
             timed.forget_prompts()  # what slots keep is overwritten
             return check_engine_row(timed.runner, case, rows)
@@ -303,7 +303,7 @@ class TinygradRunner:
         likely token on the host, its text.
         """
         tokenizer = tokenizer_of(self._file)
-        answer, data = tokenizer.new_stream(), self._draw_picture(case) if case.picture else b""
+        answer, data = tokenizer.new_stream(), self._draw_jpeg(case) if case.picture else b""
         if isinstance(timed, TimedScheduler):
             timed.forget_prompts()
         self._synchronize()
@@ -326,13 +326,13 @@ class TinygradRunner:
         extra = {"prompt_tokens": len(ids)} if case.picture else {}
         return replace(self._finished_sample(ns, compiled), extra=extra)
 
-    def _draw_picture(self, case: Case) -> bytes:
+    def _draw_jpeg(self, case: Case) -> bytes:
         """Draw a picture that was not seen before: what is encoded once is not encoded again."""
         return RandomPictures.parse(case.picture, next(self._drawn)).jpeg(0)
 
     def _time_encoder(self, case: Case) -> Sample:
         """Time an encoder: from a picture's tiles of pixels to its rows on the host."""
-        picture = self._vision_model.sight.make_picture(self._draw_picture(case))
+        picture = self._vision_model.sight.make_picture(self._draw_jpeg(case))
         self._synchronize()
         compiled, start = self._meters.compiled, time.perf_counter_ns()
         rows = picture.encoded_rows
@@ -342,7 +342,7 @@ class TinygradRunner:
     def _check_picture(self, case: Case) -> RowCheckResult:
         """Compare an encoder's rows with those in float64, on a GPU with those of the CPU's."""
         sight = self._vision_model.sight
-        picture = sight.make_picture(self._draw_picture(case))
+        picture = sight.make_picture(self._draw_jpeg(case))
         tiles = picture.tiles
         if Device.DEFAULT == "CPU":
             reference, against = VisionReference(sight.gguf.path), "the float64 reference"

@@ -123,10 +123,10 @@ class WorkerProcess:
 
 def exit_text(status: int) -> str:
     """Say how a program ended: with a status, or by a signal (a negative one)."""
-    return f"ended with status {status}" if status >= 0 else _signal_name(-status)
+    return f"ended with status {status}" if status >= 0 else _killed_text(-status)
 
 
-def _signal_name(number: int) -> str:
+def _killed_text(number: int) -> str:
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -14,7 +14,7 @@ import click
 from orinbench.child import run_command
 from orinbench.errors import BenchError
 from orinbench.measure.backends.backend import BackendError
-from orinbench.measure.backends.tinygrad_backend import measure_copy_bandwidth, open_failure
+from orinbench.measure.backends.tinygrad_backend import measure_copy_bandwidth, open_failure_reason
 from orinbench.measure.models_and_backends import choose_backends, find_or_make_models
 from orinbench.measure.plan import BACKEND_NAMES
 from orinbench.measure.profiling import sass
@@ -186,7 +186,7 @@ def profile_command(options: ProfileOptions) -> None:
     if options.arch:
         if given:
             raise BenchError(f"--backend {given} with --arch: nothing is measured; leave one out")
-        click.echo(_compiled_table(options, options.arch))
+        click.echo(_compiled_kernels_text(options, options.arch))
         return
     if given and ("," in given or not given.startswith("tinygrad:")):
         raise BenchError(f"--backend {given}: one of tinygrad's is profiled, as tinygrad:CUDA")
@@ -196,15 +196,15 @@ def profile_command(options: ProfileOptions) -> None:
     require_context(paths[0], options.n_prompt, options.n_depth)
     (backend, *_), _ = choose_backends([given] if given else [], None, talk)
     device = backend.removeprefix("tinygrad:")
-    if given and (reason := open_failure(device)):
+    if given and (reason := open_failure_reason(device)):
         raise BenchError(f"--backend {given}: does not open: {reason}")
     talk.close()
     result = measure_profile(paths[0], device, options.n_prompt, options.n_depth)
     click.echo(json.dumps(asdict(result)) if options.output == "json" else profile_markdown(result))
 
 
-def _compiled_table(options: ProfileOptions, arch: str) -> str:
-    files = options.model_files()
+def _compiled_kernels_text(options: ProfileOptions, arch: str) -> str:
+    files = options.find_or_fetch_files()
     if len(files) > 1:
         raise BenchError(f"-m {files[1]}: one model is profiled at a time")
     if files:

@@ -49,7 +49,7 @@ class CaseTimer:
         # Of each family the cost of its last case and what a call of it took, in seconds.
         self._took: dict[str, tuple[float, float]] = {}
 
-    def prepare(
+    def prepare_case(
         self, case: SuiteCase, seed: int, max_call_s: float, repetitions: int
     ) -> PreparedCase:
         """Make a case ready: input, three calls, the check, and how many calls a repetition has.
@@ -67,14 +67,14 @@ class CaseTimer:
         if case.cost:
             self._took[case.family] = (case.cost, took)
         if took > max_call_s:
-            return PreparedCase(left_out=_slow_text(took, max_call_s))
+            return PreparedCase(left_out=_too_slow_text(took, max_call_s))
         checked = task.check()
         calls = self._calls_per_repetition(task, repetitions, took)
         ready = self._ready[case.label] = _ReadyCase(task, calls)
         repetition_s = self._time_calls(ready, seed)[0] / 1e9
         ready.latencies.clear()
         kernels, launches = task.kernels() if task.kernels else (None, None)
-        ceiling = peak_rate(task.compute) if task.compute else None
+        ceiling = peak_rate_and_source(task.compute) if task.compute else None
         return PreparedCase(
             work=task.work * ready.calls,
             calls=ready.calls,
@@ -107,7 +107,7 @@ class CaseTimer:
         cost, took = self._took.get(case.family, (0.0, 0.0))
         if not cost or case.cost <= cost or (expected := took * case.cost / cost) <= limit:
             return ""
-        return _slow_text(expected, limit)
+        return _too_slow_text(expected, limit)
 
     def _warm_up(self, task: TimedTask, limit: float) -> float:
         """Call three times, or once if that is hopeless; return what a call takes in seconds.
@@ -174,7 +174,7 @@ def latency_percentiles(nanoseconds: npt.ArrayLike) -> dict[str, float]:
     return {**found, "latencies": len(values)}
 
 
-def _slow_text(took: float, limit: float) -> str:
+def _too_slow_text(took: float, limit: float) -> str:
     return f"one call takes about {took:.1f} s, more than the {limit:g} s of --max-call"
 
 
@@ -199,7 +199,7 @@ RATES = {
 _SOURCES = {"sm_87": "Jetson AGX Orin technical brief", "sm_90": "H100 architecture white paper"}
 
 
-def peak_rate(compute: str) -> tuple[float, str] | None:
+def peak_rate_and_source(compute: str) -> tuple[float, str] | None:
     """Return operations a second at most in a type, and how they were reckoned.
 
     None where the rate or the clock is not known.

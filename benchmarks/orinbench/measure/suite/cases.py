@@ -42,7 +42,7 @@ def _suite_case(
     return SuiteCase(benchmark, UNITS[benchmark], label, given, family, cost)
 
 
-def _all_cases() -> Iterator[tuple[str, SuiteCase]]:
+def _iter_cases() -> Iterator[tuple[str, SuiteCase]]:
     sizes = {4: "tiny quick full", 64: "full", 1024: "full", 16 << 10: "quick full"}
     for way, (kib, of) in product(("h2d", "d2h", "d2d"), (sizes | {256 << 10: "full"}).items()):
         label = f"{way} {size_label(kib * _KIB)}"
@@ -83,7 +83,7 @@ def _all_cases() -> Iterator[tuple[str, SuiteCase]]:
     yield "tiny quick full", _suite_case("schedule", "gpt2_block")
 
 
-CASES = tuple(_all_cases())
+CASES = tuple(_iter_cases())
 
 
 def select_cases(text: str) -> dict[str, tuple[SuiteCase, ...]]:

@@ -13,17 +13,17 @@ from orinbench.judge.make_records import make_records
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import MIN_UNITS
 from orinbench.measure.backends.backend import (
+    Backend,
     BackendIdentity,
     Bandwidth,
     CaseLeftOutError,
-    FirstTokenTime,
     PreparedCase,
     Sample,
 )
 from orinbench.measure.backends.tinygrad_backend import (
     DeviceBackend,
     measure_copy_bandwidth,
-    open_failure,
+    open_failure_reason,
 )
 from orinbench.measure.board import chosen_rails
 from orinbench.measure.journal import Journal, journal_directory
@@ -33,10 +33,10 @@ from orinbench.measure.plan import (
     Plan,
     SuiteCase,
     is_backend_name,
-    lanes_by_environment,
+    lanes_for_each_environment,
     parse_variables,
 )
-from orinbench.measure.runner import Runner
+from orinbench.measure.runner import PlanRunner
 from orinbench.measure.suite.cases import (
     MOST_SECONDS,
     SELECTIONS,
@@ -48,13 +48,13 @@ from orinbench.options import (
     ABOVE_0,
     LISTS,
     RunOptions,
+    checked_process_count,
     kept_cache_environment,
     option_field,
-    process_count,
+    print_and_keep_records,
     require_asked_board,
     require_output_paths,
     with_options,
-    write_records,
 )
 from orinbench.progress import Progress
 from orinboard.files import Roots
@@ -86,8 +86,8 @@ class SuiteOptions(RunOptions):
     )
 
 
-class SuiteBackend(DeviceBackend):
-    """One device; options and `max_call_s` as `CaseTimer.prepare` has them."""
+class SuiteBackend(DeviceBackend, Backend):
+    """One device; options and `max_call_s` as `CaseTimer.prepare_case` has them."""
 
     def __init__(self, plan: Lane, options: SuiteOptions, max_call_s: float) -> None:
         assert plan.device is not None
@@ -100,14 +100,10 @@ class SuiteBackend(DeviceBackend):
         """Open the device."""
         return self.runner.open_and_identify()
 
-    def time_first_token(self) -> FirstTokenTime:
-        """Raise: there is no model."""
-        raise AssertionError("the suite's lanes have no model")
-
     def warm_up(self, case: SuiteCase) -> PreparedCase:
         """Make a case ready and check its result; raises CaseLeftOutError."""
         seed, repetitions = self._options.seed, self._options.repetitions
-        prepared = self.runner.suite.prepare(case, seed, self._max_call_s, repetitions)
+        prepared = self.runner.suite.prepare_case(case, seed, self._max_call_s, repetitions)
         if prepared.left_out is not None:
             raise CaseLeftOutError(prepared.left_out)
         return prepared
@@ -129,7 +125,7 @@ def suite_command(options: SuiteOptions) -> int:
     Results go to standard output, everything else to standard error.
     """
     require_output_paths(options)
-    processes = process_count(options.processes, options.repetitions, MIN_UNITS)
+    processes = checked_process_count(options.processes, options.repetitions, MIN_UNITS)
     require_asked_board(options, Roots())
     parse_variables(options.variables)
     kept_cache_environment(options.kept)
@@ -147,7 +143,7 @@ def suite_command(options: SuiteOptions) -> int:
             for name, cases in selection.items():
                 runner = _benchmark_runner(name, cases, options, probe, interrupts, journal)
                 try:
-                    partial = runner.run().partial
+                    partial = runner.run_plan().partial
                 except Exception:
                     runner.result.partial = True
                     raise
@@ -161,7 +157,7 @@ def suite_command(options: SuiteOptions) -> int:
         finally:
             interrupts.start_holding()
             if records:
-                write_records(records, options)
+                print_and_keep_records(records, options)
             journal.mark_not_needed()
     failed = any(record.error for record in records)
     return EXIT_INTERRUPTED if partial else EXIT_FAILED_ROWS if failed else 0
@@ -174,12 +170,12 @@ def _benchmark_runner(
     probe: Callable[[str], Bandwidth],
     interrupts: Interrupts,
     journal: Journal,
-) -> Runner:
+) -> PlanRunner:
     max_call_s = options.max_call or MOST_SECONDS[benchmark]
-    lanes = lanes_by_environment(
+    lanes = lanes_for_each_environment(
         [Lane(f"tinygrad:{device}", tuple(cases)) for device in options.devices], options.variables
     )
-    return Runner(
+    return PlanRunner(
         Plan(lanes, options.repetitions, options.seed, options.processes or MIN_UNITS),
         [SuiteBackend(lane, options, max_call_s) for lane in lanes],
         [None] * len(lanes),
@@ -209,7 +205,7 @@ def choose_devices(given: Sequence[str], talk: Progress) -> list[str]:
     reasons = {}
     for name in TINYGRAD_DEVICES:
         talk.show_phase(f"trying {name}")
-        if (reason := open_failure(name)) is not None:
+        if (reason := open_failure_reason(name)) is not None:
             reasons[name] = reason
             talk.print_line(f"{name} does not open: {reason}")
     if len(reasons) == len(TINYGRAD_DEVICES):

@@ -89,11 +89,11 @@ class NumpyGpt2(_Gpt2):
         """Return the logits after each of `tokens`: (tokens, vocab_size)."""
         x = self._weights["wte"][list(tokens)] + self._weights["wpe"][: len(tokens)]
         for layer in range(self.shape.n_layers):
-            x = self.block(layer, x)
+            x = self.block_output(layer, x)
         logits: Array = self._norm("ln", x) @ self._weights["wte"].T
         return logits
 
-    def block(self, layer: int, x: npt.NDArray[Any]) -> Array:
+    def block_output(self, layer: int, x: npt.NDArray[Any]) -> Array:
         """Return what a layer makes of x (tokens, n_embd)."""
         heads = self.shape.n_heads
         attn = self._linear(f"{layer}.attn", self._norm(f"{layer}.ln1", x))
@@ -136,10 +136,10 @@ class TinygradGpt2(_Gpt2):
         wte, wpe = self._weights["wte"], self._weights["wpe"]
         x = wte[token].reshape(1, -1) + wpe.shrink(((position, position + 1), None)).reshape(1, -1)
         for layer in range(self.shape.n_layers):
-            x = self.block(layer, x, position)
+            x = self.block_output(layer, x, position)
         return self._norm("ln", x) @ wte.T
 
-    def block(self, layer: int, x: Any, position: Any) -> Any:
+    def block_output(self, layer: int, x: Any, position: Any) -> Any:
         """Return what a layer makes of x (1, n_embd) at `position`."""
         shape = self.shape
         attn = self._linear(f"{layer}.attn", self._norm(f"{layer}.ln1", x))

@@ -24,7 +24,7 @@ from tinygrad.helpers import Context, GlobalCounters
 from tinygrad.llm.gguf import ggml_data_to_tensor
 
 from orinbench.measure.backends.copy_bandwidth import DeviceCopy
-from orinbench.measure.backends.timed_models import count_kernels
+from orinbench.measure.backends.timed_models import n_kernels_and_launches
 from orinbench.measure.suite.gpt2 import (
     SHAPES,
     Gpt2Shape,
@@ -76,7 +76,7 @@ class TimedTask:
     details: Callable[[], Mapping[str, Any]] = dict  # of the last repetition
 
 
-def expect_close(got: npt.ArrayLike, want: npt.ArrayLike, tolerance: float) -> str:
+def require_close(got: npt.ArrayLike, want: npt.ArrayLike, tolerance: float) -> str:
     """Say how far `got` is from numpy's `want`, in units of the latter's root mean square.
 
     Raises WrongResultError above `tolerance`, for other shapes, and for what is not a number.
@@ -115,7 +115,7 @@ def make_copy_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     landed: Callable[[], Any]
     if way == "d2d":
         on_device = DeviceCopy(n_bytes, source)
-        call, landed = on_device.call, on_device.copied_bytes
+        call, landed = on_device.call, on_device.read_copied_bytes
         included = "one copy kernel, the roofline's, and a synchronize"
     elif way == "h2d":
         call = partial(buffer.copyin, memoryview(source.data))
@@ -212,11 +212,11 @@ def make_launch_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     return TimedTask(
         direct if way == "direct" else call,
         float(n_kernels),
-        lambda: expect_close(last[0].numpy(), [seed % 1000 + n_kernels], 0),
+        lambda: require_close(last[0].numpy(), [seed % 1000 + n_kernels], 0),
         what[way] + (" and a synchronize" if waited else ", one synchronize at the end"),
         seconds=case["seconds"] or None,
         one_by_one=waited,
-        kernels=None if way == "direct" else lambda: count_kernels(jit.captured.linear),
+        kernels=None if way == "direct" else lambda: n_kernels_and_launches(jit.captured.linear),
     )
 
 
@@ -234,7 +234,7 @@ def make_matmul_task(case: Mapping[str, Any], seed: int) -> TimedTask:
         # (A B) v = A (B v) for a random v of signs: one wrong tile shows in its rows (Freivalds).
         signs = draw.choice([-1.0, 1.0], size)
         want = matvec_float64(a, matvec_float64(b, signs))
-        return expect_close(matvec_float64(call.left, signs), want, _MATMUL_TOLERANCE[dtype])
+        return require_close(matvec_float64(call.left, signs), want, _MATMUL_TOLERANCE[dtype])
 
     flops = 2.0 * size**3
     included = "one kernel a product; operands that fit into the L2 cache stay there"
@@ -261,7 +261,7 @@ def make_gemv_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     def check() -> str:
         weights = dequantize(raw.reshape(rows, -1), kind).reshape(rows, columns)
         want = weights.astype(np.float64) @ vector.astype(np.float64)
-        return expect_close(call.left.float().numpy(), want, _MATMUL_TOLERANCE["fp16"])
+        return require_close(call.left.float().numpy(), want, _MATMUL_TOLERANCE["fp16"])
 
     included = "reading packed weights, unpacking and the product; small ones stay in a cache"
     n_bytes = float(raw.nbytes)
@@ -272,7 +272,7 @@ def make_gemv_task(case: Mapping[str, Any], seed: int) -> TimedTask:
         included,
         flops=2.0 * rows * columns,
         n_bytes=n_bytes,
-        kernels=lambda: count_kernels(jit.captured.linear),
+        kernels=lambda: n_kernels_and_launches(jit.captured.linear),
     )
 
 
@@ -301,7 +301,7 @@ def make_gpt2_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     def check() -> str:
         tokens = draw(seed, _GPT2_CHECKED)
         got = [jit(*queue.pop()).float().numpy()[0] for _ in tokens]
-        return expect_close(got, NumpyGpt2(shape, weights).logits(tokens), _GPT2_TOLERANCE[dtype])
+        return require_close(got, NumpyGpt2(shape, weights).logits(tokens), _GPT2_TOLERANCE[dtype])
 
     return TimedTask(
         lambda: jit(*queue.pop()),
@@ -314,7 +314,7 @@ def make_gpt2_task(case: Mapping[str, Any], seed: int) -> TimedTask:
         calls=n_gen,
         one_by_one=True,
         before=lambda seed: draw(seed, max(n_gen, 3)),
-        kernels=lambda: count_kernels(jit.captured.linear),
+        kernels=lambda: n_kernels_and_launches(jit.captured.linear),
     )
 
 
@@ -332,7 +332,7 @@ def make_schedule_task(case: Mapping[str, Any], seed: int) -> TimedTask:
         Scheduler.kernel_cnt.clear()  # equal names make equal source, which the cache knows
         with Context(SCACHE=0):
             stamps = [time.perf_counter_ns()]
-            out = model.block(0, x, 0)
+            out = model.block_output(0, x, 0)
             stamps.append(time.perf_counter_ns())
             linear, variables = Tensor.linear_with_vars(out)
             stamps.append(time.perf_counter_ns())
@@ -346,7 +346,8 @@ def make_schedule_task(case: Mapping[str, Any], seed: int) -> TimedTask:
 
     def check() -> str:
         phases.clear()  # the warm-up's
-        return expect_close(last[0].numpy(), NumpyGpt2(shape, weights).block(0, values), 1e-3)
+        wanted = NumpyGpt2(shape, weights).block_output(0, values)
+        return require_close(last[0].numpy(), wanted, 1e-3)
 
     def details() -> dict[str, Any]:
         found = {name: median(ns) / 1e6 for name, ns in phases.items()}

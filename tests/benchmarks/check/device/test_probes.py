@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.check.device.probes import PROGRAMS, Found, ProbeWork, main
+from orinbench.check.device.probes import PROGRAMS, Found, ProbeSettings, main
 from orinbench.check.device.steps import PROBES
 
 
@@ -16,7 +16,7 @@ from orinbench.check.device.steps import PROBES
 def test_an_exception_is_what_a_program_found(
     tmp_path: Path, monkeypatch: Patch, error: str | None
 ) -> None:
-    def computes(work: ProbeWork) -> Found:
+    def computes(work: ProbeSettings) -> Found:
         if error:
             raise RuntimeError(error)
         return {"sum": True}

@@ -13,7 +13,7 @@ from tests.benchmarks.check.device.conftest import report, step
 from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check.device import steps
-from orinbench.check.device.claims import ClaimOutcome, judge_claim, load_claims
+from orinbench.check.device.claims import ClaimOutcome, load_claims, outcome_and_reason
 from orinbench.check.device.steps import DeviceCheck, ProbeRequest, StepNotPossible, StepOutOfTime
 from orinbench.child import run_command
 
@@ -117,7 +117,7 @@ def test_the_check_of_a_board_keeps_verdicts(
     assert verdict["DEV"] == "TEGRA+NV" and verdict["passed"] == passed
     (claim,) = [claim for claim in load_claims() if claim.id == "numbers.fused"]
     taken = report(check=step(found))
-    assert (judge_claim(claim, taken)[0] is ClaimOutcome.CONFIRMED) == passed
+    assert (outcome_and_reason(claim, taken)[0] is ClaimOutcome.CONFIRMED) == passed
 
 
 def test_a_check_of_a_board_that_finds_nothing(

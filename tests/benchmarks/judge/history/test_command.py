@@ -43,7 +43,7 @@ def add_run(recorded_run: Build, path: Path) -> AddRun:
             for name, value in fields.items():
                 setattr(record, name, value)
         with History(path, write=True) as history:
-            history.add_run(records, f"day {day}")
+            history.add_run_once(records, f"day {day}")
 
     return add
 

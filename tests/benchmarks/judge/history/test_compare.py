@@ -12,7 +12,7 @@ from orinbench.judge.history.store import History
 from orinbench.judge.identity import case_key
 from orinbench.judge.load_results import load_records
 from orinbench.judge.make_records import make_records
-from orinbench.judge.saved_results import compare_saved
+from orinbench.judge.saved_comparison import compare_saved
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import Noise, Verdict
 from orinbench.measure.plan import Case
@@ -55,7 +55,7 @@ def known(files: Files, tmp_path: Path) -> tuple[str, str]:
             records = load_records(Path(files(factor)[1]))
             for record in records:
                 record.test_time = f"2026-11-{day:02}T00:00:00Z"
-            history.add_run(records, f"day {day}")
+            history.add_run_once(records, f"day {day}")
     return "--history", str(path)
 
 
@@ -68,7 +68,7 @@ def test_two_files_are_not_their_own_noise(files: Files, tmp_path: Path, capsys:
             record.test_time = f"2026-11-01T0{hour}:00:00Z"
         saved(Path(name), records)
         with History(tmp_path / "both.db", write=True) as history:
-            history.add_run(records, name)
+            history.add_run_once(records, name)
     assert run(*given, "--history", str(tmp_path / "both.db")) == 0
     assert "no verdict, since the noise between runs is not known" in capsys.readouterr().out
 
@@ -170,7 +170,7 @@ def test_runs_of_the_history_are_named_by_their_ids(
     path = tmp_path / "history.db"
     with History(path, write=True) as history:
         for file in files(1.25):
-            history.add_run(load_records(Path(file)), "a")
+            history.add_run_once(load_records(Path(file)), "a")
     assert run("1", "2", "--history", str(path)) == 0  # the noise is not known
     text = capsys.readouterr().out
     assert "B is 0.8 times" in text

@@ -39,8 +39,8 @@ def test_a_field_that_is_new_does_not_make_a_run_another(records: list[Record], 
     new = ("extra", "unit")
     older = [completed_record({n: v for n, v in vars(r).items() if n not in new}) for r in records]
     with History(path, write=True) as history:
-        assert history.add_run(records, "a") == (1, True)
-        assert history.add_run(older, "b")[1] is False
+        assert history.add_run_once(records, "a") == (1, True)
+        assert history.add_run_once(older, "b")[1] is False
 
 
 def test_a_run_is_the_same_as_its_own_result_file(
@@ -49,15 +49,15 @@ def test_a_run_is_the_same_as_its_own_result_file(
     for record in records:
         record.environment["tinygrad_series"] = "0123456789ab"
     with History(path, write=True) as history:
-        assert history.add_run(records, "measured") == (1, True)
+        assert history.add_run_once(records, "measured") == (1, True)
         for name, form in (("json", render_json), ("jsonl", render_jsonl)):
             (file := tmp_path / f"result.{name}").write_text(form(records))
-            assert history.add_run(load_records(file), "import") == (1, False)
+            assert history.add_run_once(load_records(file), "import") == (1, False)
 
 
 def test_filters_look_for_words(records: list[Record], path: Path) -> None:
     with History(path, write=True) as history:
-        history.add_run(records, "a")
+        history.add_run_once(records, "a")
         assert len(history.measured_records()) == 3
         assert len(history.measured_records(RecordFilter(test="TG"))) == 2
         assert len(history.measured_records(RecordFilter(test="tg", device="no such"))) == 0
@@ -66,19 +66,21 @@ def test_filters_look_for_words(records: list[Record], path: Path) -> None:
 
 def test_remove(records: list[Record], path: Path) -> None:
     with History(path, write=True) as history:
-        history.add_run(records, "a")
+        history.add_run_once(records, "a")
         history.remove_run(1)
         assert history.runs() == [] and history.measured_records() == []
         for ask in (history.remove_run, history.records):
             with pytest.raises(BenchError, match="has no run 1; `orinbench history` lists them"):
                 ask(1)
-        assert history.add_run(records, "b") == (2, True)  # an id is never used twice
+        assert history.add_run_once(records, "b") == (2, True)  # an id is never used twice
 
 
 def _write(path: str, records: list[Record], numbers: range) -> None:
     for number in numbers:
         with History(Path(path), write=True) as history:
-            history.add_run([replace(record, seed=number) for record in records], f"run {number}")
+            history.add_run_once(
+                [replace(record, seed=number) for record in records], f"run {number}"
+            )
 
 
 def test_writers_wait_for_each_other(records: list[Record], path: Path) -> None:
@@ -102,7 +104,7 @@ def test_an_interrupted_write_leaves_nothing(
     records: list[Record], path: Path, monkeypatch: Patch
 ) -> None:
     with History(path, write=True) as history:
-        history.add_run(records[:1], "a")
+        history.add_run_once(records[:1], "a")
 
         def stop(run: int, position: int, record: Record) -> list[Any]:
             if position:
@@ -112,7 +114,7 @@ def test_an_interrupted_write_leaves_nothing(
         row = store._record_row
         monkeypatch.setattr(store, "_record_row", stop)
         with pytest.raises(KeyboardInterrupt):
-            history.add_run(records, "b")
+            history.add_run_once(records, "b")
         assert [run.origin for run in history.runs()] == ["a"]
 
 
@@ -120,7 +122,7 @@ def test_an_old_file_is_brought_to_the_new_schema(
     records: list[Record], path: Path, monkeypatch: Patch
 ) -> None:
     with History(path, write=True) as history:
-        history.add_run(records, "a")
+        history.add_run_once(records, "a")
     step = "ALTER TABLE runs ADD COLUMN note TEXT; UPDATE runs SET note = 'old'"
     monkeypatch.setattr(store, "MIGRATIONS", (*store.MIGRATIONS, step))
     with History(path) as history:
@@ -134,7 +136,7 @@ def test_a_migration_that_fails_changes_nothing(
     records: list[Record], path: Path, monkeypatch: Patch
 ) -> None:
     with History(path, write=True) as history:
-        history.add_run(records, "a")
+        history.add_run_once(records, "a")
     step = "ALTER TABLE runs ADD COLUMN note TEXT; UPDATE absent SET x = 1"
     monkeypatch.setattr(store, "MIGRATIONS", (*store.MIGRATIONS, step))
     with pytest.raises(BenchError, match="no such table: absent"):
@@ -167,7 +169,7 @@ def test_what_is_no_history(path: Path, records: list[Record]) -> None:
         History(path, write=True)
     path.unlink()
     with History(path, write=True) as history:
-        history.add_run(records, "a")
+        history.add_run_once(records, "a")
     path.write_bytes(path.read_bytes()[:6000])
     with pytest.raises(BenchError, match="is no history or a broken one"), History(path) as history:
         history.runs()
@@ -191,8 +193,8 @@ def test_a_locked_file_is_told_after_a_while(records: list[Record], path: Path) 
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(BenchError, match=r"another process kept it locked for 0\.05 s"):
-                history.add_run(records, "a")
-        assert history.add_run(records, "a") == (1, True)
+                history.add_run_once(records, "a")
+        assert history.add_run_once(records, "a") == (1, True)
 
 
 def test_where_it_is(monkeypatch: Patch) -> None:

@@ -11,7 +11,7 @@ from tests.benchmarks.orinbench_command import Patch
 from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
-from orinbench.measure.backends.timed_models import TimedScheduler, count_kernels
+from orinbench.measure.backends.timed_models import TimedScheduler, n_kernels_and_launches
 from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.plan import Case
 from orinbench.measure.prompt_text import prompt_text, prompt_tokens, tokenizer_of
@@ -96,7 +96,7 @@ def runner(fake: FakeRunner, monkeypatch: Patch) -> TinygradRunner:
 
 
 def test_kernels_inside_graphs_count_and_a_graph_is_one_launch() -> None:
-    assert count_kernels(linear(graph(30), call(), graph(3))) == (34, 3)
+    assert n_kernels_and_launches(linear(graph(30), call(), graph(3))) == (34, 3)
 
 
 def test_the_clock_starts_where_the_first_counted_token_does(

@@ -10,7 +10,7 @@ from orinbench.measure.backends.backend import BackendError, LoadRequest
 from orinbench.measure.backends.tinygrad_backend import (
     TinygradBackend,
     measure_copy_bandwidth,
-    open_failure,
+    open_failure_reason,
     worker_environment,
 )
 from orinbench.measure.backends.worker_process import WorkerProcess
@@ -29,7 +29,7 @@ def worker(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "DEBUG": "1",  # what tinygrad prints on standard output must not reach the protocol
     }
     with WorkerProcess(environment, timeout=300) as process:
-        loaded = process.runner.load(LoadRequest(str(tiny_path), 256), 40)
+        loaded = process.runner.load_to_first_token(LoadRequest(str(tiny_path), 256), 40)
         assert loaded.kernels_compiled >= 1 and loaded.compile_s > 0
         yield process
 
@@ -82,7 +82,7 @@ def test_more_tokens_take_longer(worker: WorkerProcess) -> None:
 
 def test_a_bad_request_is_an_error_and_not_the_end(worker: WorkerProcess) -> None:
     with pytest.raises(BackendError, match="BadInput"):
-        worker.runner.load(LoadRequest("/nowhere.gguf", 64))
+        worker.runner.load_to_first_token(LoadRequest("/nowhere.gguf", 64))
     assert worker.runner.open_and_identify().device == "CPU"
 
 
@@ -95,11 +95,11 @@ def test_bandwidth_is_of_this_world(monkeypatch: Patch) -> None:
 
 
 def test_probing_says_why_a_device_does_not_open(monkeypatch: Patch) -> None:
-    assert open_failure("CPU") is None
-    reason = open_failure("NOSUCH")
+    assert open_failure_reason("CPU") is None
+    reason = open_failure_reason("NOSUCH")
     assert reason is not None and "\n" not in reason
     monkeypatch.setenv("CC", "/nowhere/clang")
-    reason = open_failure("CPU")
+    reason = open_failure_reason("CPU")
     assert reason is not None and "no C compiler" in reason
 
 

@@ -87,7 +87,9 @@ def test_tables_sum_and_compare_with_the_wall_clock() -> None:
 def test_what_cannot_be_is_said_before_a_device_is_tried(
     words: str, says: str, tmp_path: Path, least_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("orinbench.measure.models_and_backends.open_failure", lambda device: 1 / 0)
+    monkeypatch.setattr(
+        "orinbench.measure.models_and_backends.open_failure_reason", lambda device: 1 / 0
+    )
     other = tmp_path / "other.gguf"
     other.write_text("no model")
     assert says in refused(capsys, *words.format(other=other, least=least_path).split())

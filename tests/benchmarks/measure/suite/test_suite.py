@@ -17,9 +17,9 @@ from orinbench.measure.backends.backend import BackendError, PreparedCase
 from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.measure.plan import SuiteCase
 from orinbench.measure.suite import case_timer
-from orinbench.measure.suite.case_timer import RATES, latency_percentiles, peak_rate
+from orinbench.measure.suite.case_timer import RATES, latency_percentiles, peak_rate_and_source
 from orinbench.measure.suite.cases import CASES, UNITS, select_cases
-from orinbench.measure.suite.tasks import WrongResultError, expect_close
+from orinbench.measure.suite.tasks import WrongResultError, require_close
 from orinbench.show.table import time_text
 
 Prepare = Callable[..., PreparedCase]
@@ -36,7 +36,7 @@ def prepared_by(
     worker: WorkerProcess, case: SuiteCase, max_call_s: float = 120.0, **changed: Any
 ) -> PreparedCase:
     """The answer of a worker that has made a case ready."""
-    return worker.runner.suite.prepare(replace(case, **changed), 7, max_call_s, 2)
+    return worker.runner.suite.prepare_case(replace(case, **changed), 7, max_call_s, 2)
 
 
 @pytest.fixture
@@ -193,14 +193,14 @@ def test_jitter_lasts_as_long_as_asked_over_all_repetitions(environment: dict[st
 def test_a_result_is_judged_by_the_root_mean_square() -> None:
     want = np.array([3.0, -4.0, 0.0, 5.0])  # root mean square 3.54
     got = [3.0, -4.0, 0.05, 5.0]
-    assert "1.4e-02" in expect_close(got, want, 0.02)
+    assert "1.4e-02" in require_close(got, want, 0.02)
     with pytest.raises(WrongResultError, match=r"off from numpy by 0\.014 .* tolerance 0\.01"):
-        expect_close(got, want, 0.01)
+        require_close(got, want, 0.01)
     for bad in (float("nan"), float("inf")):
         with pytest.raises(WrongResultError, match="wrong result"):
-            expect_close([1.0, bad], [1.0, 1.0], 1e9)
+            require_close([1.0, bad], [1.0, 1.0], 1e9)
     with pytest.raises(WrongResultError, match=r"shape \(2,\), numpy has \(1,\)"):
-        expect_close([1.0, 1.0], [1.0], 1.0)
+        require_close([1.0, 1.0], [1.0], 1.0)
 
 
 def test_percentiles_are_in_microseconds() -> None:
@@ -246,5 +246,5 @@ def test_a_peak_is_multiprocessors_times_clock_times_rate(
     monkeypatch.setattr(case_timer, "Device", Devices())
     monkeypatch.setattr(case_timer, "read_state", lambda: state)
     monkeypatch.setattr(case_timer, "multiprocessor_count", lambda name: 16)
-    found = peak_rate("float16")
+    found = peak_rate_and_source("float16")
     assert found is None if want is None else found is not None and found[0] == want

@@ -95,7 +95,7 @@ def fake(monkeypatch: Patch, tmp_path: Path) -> Fakes:
 
     monkeypatch.setattr(command, "journal_directory", lambda: tmp_path / "runs")
     monkeypatch.setattr(command, "SuiteBackend", Fake)
-    monkeypatch.setattr(command, "open_failure", {"NV": "no GPU"}.get)
+    monkeypatch.setattr(command, "open_failure_reason", {"NV": "no GPU"}.get)
     monkeypatch.setattr(
         command, "measure_copy_bandwidth", lambda device, timeout: Bandwidth(1, [2000.0])
     )
@@ -245,7 +245,7 @@ def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(fake: Fakes, suite
 def test_all_devices_that_open_are_taken(fake: Fakes, monkeypatch: Patch) -> None:
     assert command.choose_devices([], Progress()) == ["CUDA", "CPU"]
     assert command.choose_devices(["CPU,NV", "CPU"], Progress()) == ["CPU", "NV"]
-    monkeypatch.setattr(command, "open_failure", lambda name: f"no {name}")
+    monkeypatch.setattr(command, "open_failure_reason", lambda name: f"no {name}")
     with pytest.raises(BenchError, match=r"--device: none opens \(NV: no NV; CUDA: no CUDA; "):
         command.choose_devices([], Progress())
 

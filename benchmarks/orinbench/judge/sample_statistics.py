@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from orinbench.judge.verdict import MIN_UNITS, SIGNIFICANCE, student_t
+from orinbench.judge.verdict import MIN_UNITS, SIGNIFICANCE, critical_student_t
 from orinbench.show.markdown import counted_noun
 
 RESAMPLES = 10_000
@@ -30,11 +30,8 @@ HEAPS_APART = 8.0
 HEAP_SHARE = 0.25  # of the samples, in the smaller heap at least
 HEAP_FLOOR = 0.01  # of the median, between the means at least
 # Standard deviation over mean from which on a figure is called unsteady, and the half width of the
-# interval that more rounds are counted for.
-# Rounds beyond which more are no advice.
-MOST_ROUNDS = 100
-UNSTEADY = 0.1
-WANTED_HALF_WIDTH = 0.05
+# interval that more rounds are counted for; rounds beyond which more are no advice.
+UNSTEADY, WANTED_HALF_WIDTH, MOST_ROUNDS = 0.1, 0.05, 100
 
 Floats = npt.NDArray[np.float64]
 
@@ -135,7 +132,8 @@ def bootstrap_interval(
 
 @lru_cache
 def _interval_tail_share(n: int) -> float:
-    return math.erfc(math.sqrt(n / (n - 1)) * student_t(SIGNIFICANCE, n - 1) / math.sqrt(2)) / 2
+    t = critical_student_t(SIGNIFICANCE, n - 1)
+    return math.erfc(math.sqrt(n / (n - 1)) * t / math.sqrt(2)) / 2
 
 
 def outlier_indices(values: Sequence[float]) -> list[int]:

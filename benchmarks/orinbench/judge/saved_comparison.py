@@ -157,7 +157,7 @@ def compare_saved(
     return SavedComparison(judged, missing, setup_differences(before, after), usual, questions)
 
 
-# Values of samples.WarningKind: of a run whose machine was not the one that is asked about.
+# Values of WarningKind: of a run whose machine was not the one that is asked about.
 _BLOCKING = {"busy_machine", "unsteady", "drift", "throttled"}
 
 
@@ -170,7 +170,8 @@ def compare_records(record: Record, then: Record, noise: Noise | None) -> Compar
     """
     if machine_key(record) != machine_key(then):
         noise = None
-    comparison = compare_separate(record_medians(record), record_medians(then), noise)
+    new, old = (process_medians(r.samples_ts, r.processes).values() for r in (record, then))
+    comparison = compare_separate([*new], [*old], noise)
     kinds = {warning.get("kind") for side in (record, then) for warning in side.warnings}
     if comparison.verdict in UNJUDGED:
         return comparison
@@ -179,8 +180,3 @@ def compare_records(record: Record, then: Record, noise: Noise | None) -> Compar
     if kinds & _BLOCKING and comparison.verdict in (Verdict.FASTER, Verdict.SLOWER):
         return without_verdict(comparison, Verdict.UNFIT)
     return comparison
-
-
-def record_medians(record: Record) -> list[float]:
-    """Return the medians of a record's processes."""
-    return list(process_medians(record.samples_ts, record.processes).values())

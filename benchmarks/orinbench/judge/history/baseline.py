@@ -19,9 +19,9 @@ from orinbench.judge.history.trend import (
     noise_by_case,
     read_trends,
 )
-from orinbench.judge.saved_results import SavedComparison, compare_saved
+from orinbench.judge.saved_comparison import SavedComparison, compare_saved
 from orinbench.judge.schema import Record
-from orinbench.options import option, output_option, with_history_file
+from orinbench.options import option, output_option, with_history_option
 
 _AGAINST = "Run to compare with. [default: the pinned baseline, else the run before]"
 
@@ -30,7 +30,7 @@ _AGAINST = "Run to compare with. [default: the pinned baseline, else the run bef
 @click.argument("run", type=int, required=False)
 @option("--against", _AGAINST, metavar="NAME|RUN")
 @output_option(["md", "json"])
-@with_history_file
+@with_history_option
 def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:
     """Compare a run with a baseline, for CI.
 
@@ -130,7 +130,7 @@ def _change_fields(trend: Trend, change: LevelChange) -> dict[str, Any]:
 @click.command("pin")
 @click.argument("name", required=False)
 @click.argument("run", type=int, required=False)
-@with_history_file
+@with_history_option
 def pin_command(path: Path, name: str | None, run: int | None) -> None:
     """Name a run, or list the names.
 
