@@ -84,19 +84,19 @@ class Verifier:
         problem = f"{', '.join(differs)} (rewrite with series export)" if differs else None
         self.report_check("export of checkout is identical", problem)
 
-    def check_effects(self, patches: Iterable[Patch], workers: int) -> None:
+    def check_patch_tests(self, patches: Iterable[Patch], workers: int) -> None:
         """Each patch with its Depends-on alone passes its tests; without it each test fails."""
         with ThreadPoolExecutor(workers) as pool:
             labels = {True: "alone passes its tests", False: "left out fails its tests"}
             jobs = [
-                (f"{patch.number} {label}", pool.submit(self._effect_problem, patch, alone=alone))
+                (f"{patch.number} {label}", pool.submit(self._tests_problem, patch, alone=alone))
                 for patch in patches
                 for alone, label in labels.items()
             ]
             for label, future in jobs:
                 self.report_check(label, future.result())
 
-    def _effect_problem(self, patch: Patch, *, alone: bool) -> str | None:
+    def _tests_problem(self, patch: Patch, *, alone: bool) -> str | None:
         series = self.series
         tree = self.scratch / f"{'alone' if alone else 'without'}-{patch.number}"
         chosen = series.with_dependencies if alone else series.without_patch_and_dependents
@@ -176,5 +176,5 @@ def verify_series(
         verifier.check_prefixes(workers)
         verifier.check_roundtrip()
         if not quick and not verifier.failures:
-            verifier.check_effects(chosen, workers)
+            verifier.check_patch_tests(chosen, workers)
         return not verifier.failures

@@ -168,7 +168,7 @@ def _bytes_text(count: int) -> str:
     return f"{value:.0f} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
 
 
-def repeat_command(entry: dict[str, Any]) -> str:
+def repeat_command_text(entry: dict[str, Any]) -> str:
     """The command line that repeats a run: its options, seed included, and its program."""
     words = ["nvgpusim"]
     for name, default in asdict(Options()).items():
@@ -224,7 +224,7 @@ def report_text(entry: dict[str, Any], *, full: bool = False) -> str:
     if not leaks:
         lines.append("    leaks  none")
     if entry.get("command"):
-        lines.append(f"    again  {repeat_command(entry)}")
+        lines.append(f"    again  {repeat_command_text(entry)}")
     known = [name for name in RULES if name in entry["rules"]]
     lines.append(f"    rules  {len(known)} of {len(RULES)} exercised")
     if full:

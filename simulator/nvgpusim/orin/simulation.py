@@ -239,16 +239,16 @@ class Simulation:
         Simulation.current = None
 
 
-def _call_with_current(then: Callable[[Simulation], None]) -> Callable[[], None]:
+def _make_call_with_current(then: Callable[[Simulation], None]) -> Callable[[], None]:
     return lambda: then(Simulation.current) if Simulation.current is not None else None
 
 
 os.register_at_fork(
-    before=_call_with_current(
+    before=_make_call_with_current(
         lambda s: s.kernel.lock.acquire()
     ),  # no call is under way in the child's copy
-    after_in_parent=_call_with_current(lambda s: s.kernel.lock.release()),
-    after_in_child=_call_with_current(Simulation.on_fork_child),
+    after_in_parent=_make_call_with_current(lambda s: s.kernel.lock.release()),
+    after_in_child=_make_call_with_current(Simulation.on_fork_child),
 )
 
 

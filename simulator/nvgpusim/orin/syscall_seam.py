@@ -132,7 +132,7 @@ class SyscallSeam:
             (fcntl, "ioctl", self._fcntl_ioctl),
             (select, "poll", self._select_poll),
             (select, "select", self._select_select),
-            (mmap, "mmap", self._mmap_class()),
+            (mmap, "mmap", self._make_mmap_class()),
             (ctypes.CDLL, "__getitem__", self._make_cdll_getitem()),
         ):
             self.replace_attribute(module, name, hook)
@@ -251,7 +251,7 @@ class SyscallSeam:
 
     # mmap
 
-    def _mmap_class(self) -> type:
+    def _make_mmap_class(self) -> type:
         seam, real = self, mmap.mmap
 
         class Mmap(real):  # type: ignore[misc, valid-type]

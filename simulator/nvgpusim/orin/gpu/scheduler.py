@@ -175,7 +175,7 @@ class Gpu:
         return time.monotonic() + wait
 
     def raise_if_switches_too_long(self, channel: Channel, waves: list[int]) -> None:
-        """A chain of grids has run: the second client takes its turn, at the chain's expense."""
+        """A chain of grids has run, the second client takes its turn; raises GpuFault."""
         if not self.rival.grid_ms:
             return
         ports = [c.port for c in self._live_channels()]

@@ -211,7 +211,7 @@ class Kernel:
 
     def open(self, path: str) -> int:
         """open() of a node in NODES; raises OSError."""
-        with self.lock, self.kernel_errors_as_os_errors("open", f"open of {path}"):
+        with self.lock, _KernelErrorsAsOsErrors(self, "open", f"open of {path}"):
             self.release_closed_files()
             self.injector.raise_if_due(f"OPEN_{NODES[path].upper()}")
             match NODES[path]:
@@ -236,10 +236,8 @@ class Kernel:
     def ioctl(self, fd: int, request: int, arg: int) -> int:
         """ioctl() on a device or dmabuf of the model; raises OSError."""
         request &= 0xFFFFFFFF
-        with (
-            self.lock,
-            self.kernel_errors_as_os_errors("ioctl", self.abi.ioctl_name(request), request),
-        ):
+        name = self.abi.ioctl_name(request)
+        with self.lock, _KernelErrorsAsOsErrors(self, "ioctl", name):
             self.release_closed_files()
             found = self.object_of_fd(fd)
             if isinstance(found, DmaBuf):
@@ -249,7 +247,7 @@ class Kernel:
             if found is None:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             known = self.abi.by_number.get(request)
-            self.journal.count_call("ioctl", self.abi.ioctl_name(request))
+            self.journal.count_call("ioctl", name)
             if known is not None:
                 self.injector.raise_if_due(known.short_name)
             return found.ioctl(request, arg)
@@ -261,7 +259,7 @@ class Kernel:
 
         Follow it with :meth:`on_mapped` once the host kernel has mapped the returned fd.
         """
-        with self.lock, self.kernel_errors_as_os_errors("mmap", f"mmap of fd {fd}"):
+        with self.lock, _KernelErrorsAsOsErrors(self, "mmap", f"mmap of fd {fd}"):
             self.release_closed_files()
             found = self.object_of_fd(fd)
             if found is None:
@@ -311,15 +309,9 @@ class Kernel:
 
     def refuse_dmabuf_msync(self, address: int) -> None:
         """msync() at `address`; raises OSError for a dmabuf's mapping."""
-        with self.lock, self.kernel_errors_as_os_errors("msync", f"msync of {address:#x}"):
+        with self.lock, _KernelErrorsAsOsErrors(self, "msync", f"msync of {address:#x}"):
             if self.cpu_maps.mapping_at(address) is not None:
                 raise KernelError("dmabuf.msync")
-
-    def kernel_errors_as_os_errors(
-        self, call: str, what: str, request: int = 0
-    ) -> contextlib.AbstractContextManager[None]:
-        """Turn KernelError into OSError, and count both."""
-        return _ErrorTranslation(self, call, what, request)
 
     # execution side
 
@@ -440,9 +432,11 @@ class Kernel:
                 assert buf.refs["cpu"] == shown[buf], f"{buf!r}: {shown[buf]} CPU mappings"
 
 
-class _ErrorTranslation:
-    def __init__(self, kernel: Kernel, call: str, what: str, request: int) -> None:
-        self.kernel, self.call, self.what, self.request = kernel, call, what, request
+class _KernelErrorsAsOsErrors:
+    """In a with statement: turns KernelError into OSError, and counts both."""
+
+    def __init__(self, kernel: Kernel, call: str, what: str) -> None:
+        self.kernel, self.call, self.what = kernel, call, what
 
     def __enter__(self) -> None:
         return None

@@ -22,7 +22,7 @@ _R36_FLAGS = 0x1 | 0x4 | 0x20 | 0x40 | 0x80 | 0x200 | 0xC00 | 0x1000
 
 
 @dataclass(frozen=True)
-class MapFlags:
+class MapFlagRules:
     """Flags of MAP_BUFFER_EX: bits outside `known` and the lack of a bit of `needed` are EINVAL."""
 
     known: int
@@ -31,11 +31,11 @@ class MapFlags:
 
 MAP_FLAGS = {
     # K35 os/linux/ioctl_as.c:111-116 and 200-204 (batch): "direct kind control must be used"
-    "r35": MapFlags(_R36_FLAGS | 0x10 | DIRECT_KIND_CTRL, DIRECT_KIND_CTRL),
+    "r35": MapFlagRules(_R36_FLAGS | 0x10 | DIRECT_KIND_CTRL, DIRECT_KIND_CTRL),
     # K36 os/linux/vm.c:45-92: a bit that no flag has consumed is EINVAL
-    "r36": MapFlags(_R36_FLAGS, 0),
+    "r36": MapFlagRules(_R36_FLAGS, 0),
     # nvgpu_vm_translate_linux_flags of os/linux/vm.c at 8f685506aa57 consumes the same bits
-    **dict.fromkeys(JETPACK7, MapFlags(_R36_FLAGS, 0)),
+    **dict.fromkeys(JETPACK7, MapFlagRules(_R36_FLAGS, 0)),
 }
 
 
