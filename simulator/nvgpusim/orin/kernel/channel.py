@@ -299,14 +299,10 @@ class ChannelFile(DeviceFile):
         if self.unserviceable:
             self.note_rule("timedout.set")
 
-    @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT")
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT", "NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX")
     def set_timeout(self, args: StructBytes) -> None:
-        """Limit of the channel's context switch timeouts, stored without a look."""
-        self.budget.limit_ms = args["timeout"]
-
-    @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX")
-    def set_timeout_ex(self, args: StructBytes) -> None:
-        """The same, with a flag that silences the kernel's log."""
+        """Limit of the channel's context switch timeouts, stored without a look. _EX has a flag
+        that silences the kernel's log."""
         self.budget.limit_ms = args["timeout"]
 
     @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_NVMAP_FD")

@@ -18,11 +18,11 @@ Key = tuple[int, int]
 """Device and inode number: what an fd is found by."""
 
 
-def ioctl_handler(name: str) -> Callable[[Handler], Handler]:
-    """Mark a method as the handler of the ioctl with header name `name`."""
+def ioctl_handler(*names: str) -> Callable[[Handler], Handler]:
+    """Mark a method as the handler of the ioctls with these header names."""
 
     def mark(function: Handler) -> Handler:
-        function.ioctl_name = name  # type: ignore[attr-defined]
+        function.ioctl_names = names  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -43,10 +43,10 @@ class DeviceFile:
 
     def __init_subclass__(cls) -> None:
         cls.handlers = {
-            getattr(f, "ioctl_name", ""): name
+            ioctl: name
             for base in reversed(cls.__mro__)
             for name, f in vars(base).items()
-            if hasattr(f, "ioctl_name")
+            for ioctl in getattr(f, "ioctl_names", ())
         }
 
     def __init__(self, kernel: Kernel) -> None:

@@ -257,7 +257,7 @@ class NvMapFile(DeviceFile):
         args["size"], args["coherency"] = handle.buf.size, handle.flags & CACHE_MASK
         args["contig"], args["serial_id"] = 0, handle.id
 
-    @ioctl_handler("NVMAP_IOC_CACHE")
+    @ioctl_handler("NVMAP_IOC_CACHE", "NVMAP_IOC_CACHE_64")
     def check_cache_arguments(self, args: StructBytes) -> None:
         """Cache maintenance does nothing on a coherent board, but its arguments are checked."""
         address, length = args["addr"], args["len"]
@@ -273,11 +273,6 @@ class NvMapFile(DeviceFile):
             raise self.refusal("cache.address", f"{address:#x} + {length:#x}")
         if mapping.what is not handle.buf:
             raise self.refusal("cache.other", f"{address:#x} shows {mapping.what!r}")
-
-    @ioctl_handler("NVMAP_IOC_CACHE_64")
-    def check_cache_64_arguments(self, args: StructBytes) -> None:
-        """NVMAP_IOC_CACHE with a 64-bit length."""
-        self.check_cache_arguments(args)
 
     @ioctl_handler("NVMAP_IOC_SET_TAG_LABEL")
     def ignore_tag_label(self, args: StructBytes) -> None:
