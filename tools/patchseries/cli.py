@@ -12,7 +12,7 @@ from typing import NoReturn
 from .install import install_if_missing
 from .other_base import try_on_other_base
 from .process import SeriesError
-from .series import Series, patch_summary_text, read_series
+from .series import Series, patch_summaries_text, read_series
 from .tree import commit_series, fetch_sdist, patches_of_commits, unpack_tar, write_patches
 from .verify import verify_series
 
@@ -117,7 +117,7 @@ COMMANDS: dict[str, Callable[[Series, argparse.Namespace], int | None]] = {
     "checkout": _checkout,
     "export": _export,
     "verify": _verify,
-    "status": lambda series, _: print(patch_summary_text(series)),
+    "status": lambda series, _: print(patch_summaries_text(series)),
     "install": _install,
 }
 

@@ -212,7 +212,7 @@ def read_series(root: Path) -> Series:
     return Series(root, base, tuple(patches))
 
 
-def patch_summary_text(series: Series) -> str:
+def patch_summaries_text(series: Series) -> str:
     """The words of the headers: two lines a patch."""
     lines = []
     for patch in series.patches:

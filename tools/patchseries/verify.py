@@ -133,7 +133,7 @@ class Verifier:
     def _test_outcomes(self, tree: Path, patch: Patch, settings: dict[str, str]) -> dict[str, str]:
         outcomes = self.scratch / f"{tree.name}.json"
         settings = settings | {"SERIES_OUTCOMES": str(outcomes)}
-        command = [sys.executable, "-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-p", "outcome_plugin", "-p", "no:cacheprovider"]
         try:
             done = subprocess.run(
                 [*command, "-q", "--no-header", "--tb=line", *patch.tests],

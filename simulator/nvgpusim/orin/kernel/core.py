@@ -36,8 +36,8 @@ from .client_memory import CpuMapping, CpuMappings, UserMemory
 from .ctrl import CtrlFile
 from .device_file import DeviceFile, Key
 from .ga10b import GpuShape
-from .handles import NvMapHandles
 from .nvmap import NvMapFile
+from .nvmap_handles import NvMapHandles
 from .tsg import TsgFile
 from .usermode import UsermodePage
 

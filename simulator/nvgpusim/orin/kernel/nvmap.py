@@ -13,7 +13,7 @@ from ..abi import StructBytes, ioc_nr, ioc_size, ioc_type
 from ..rules import KernelError
 from .board_memory import nvmap_request_limit, take_pages_or_oom_kill
 from .device_file import DeviceFile, ioctl_handler
-from .handles import Handle
+from .nvmap_handles import Handle
 
 if TYPE_CHECKING:
     from .core import Kernel

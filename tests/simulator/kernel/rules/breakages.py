@@ -143,8 +143,8 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
          'args["handle64"] = self._create_owned_handle(args["size64"]).id << 32'),
     ],
     "create.high": [
-        ("orin/kernel/handles.py", "self._cursor = FIRST_HANDLE", "self._cursor = 1"),
-        ("orin/kernel/handles.py", "else 1\n", "else 0\n"),
+        ("orin/kernel/nvmap_handles.py", "self._cursor = FIRST_HANDLE", "self._cursor = 1"),
+        ("orin/kernel/nvmap_handles.py", "else 1\n", "else 0\n"),
     ],
     "alloc.zeroed": [
         ("orin/kernel/nvmap.py", 'self.note_rule("alloc.zeroed")',
@@ -172,7 +172,7 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "heaps.carveouts": [("orin/kernel/nvmap.py", '["heaps"] = HEAP_VPR', '["heaps"] = HEAPS')],
     "dmabuf.sigbus": [
-        ("orin/kernel/handles.py", "        status = os.fstat(fd)\n",
+        ("orin/kernel/nvmap_handles.py", "        status = os.fstat(fd)\n",
          "        status = os.fstat(fd)\n        os.ftruncate(fd, size)\n"),
     ],
     "dmabuf.lifetime": [
