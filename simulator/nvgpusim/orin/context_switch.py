@@ -25,7 +25,7 @@ SAVE_MS = 1.0
 
 
 @dataclass
-class TsgContext:
+class TsgPreemption:
     """The GR context of a TSG: its compute preemption mode, 0 until ALLOC_OBJ_CTX makes it WFI.
 
     [gr_init_gp10b_fusa.c:337]
@@ -67,7 +67,7 @@ class SecondClient:
         return SAVE_MS + self.grid_ms * len(waves)
 
     def charge_switch_exceeds_limit(
-        self, context: TsgContext, waves: list[int], budgets: Iterable[SwitchTimeBudget]
+        self, context: TsgPreemption, waves: list[int], budgets: Iterable[SwitchTimeBudget]
     ) -> bool:
         """A chain has run; returns whether nvgpu kills its TSG."""
         self.now_ms += self.grid_ms * len(waves)

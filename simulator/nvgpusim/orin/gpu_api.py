@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from .context_switch import SwitchTimeBudget, TsgContext
+from .context_switch import SwitchTimeBudget, TsgPreemption
 
 if TYPE_CHECKING:
     from ..memory import GpuAddressSpace
@@ -89,7 +89,7 @@ class ChannelPort:
     enabled: bool = True
     submit_line: str = ""
     line: str = ""
-    context: TsgContext = field(default_factory=TsgContext)
+    context: TsgPreemption = field(default_factory=TsgPreemption)
     budget: SwitchTimeBudget = field(default_factory=SwitchTimeBudget)
 
 

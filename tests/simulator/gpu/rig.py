@@ -27,7 +27,7 @@ SHARED_WINDOW, LOCAL_WINDOW = 0xFE00000000, 0xFD00000000
 STACK_TOP, SLM = 0xFFFDC0, 0x300
 PER_TPC = -(-(-(-32 * SLM // 0x200) * 0x200 * 96) // 0x8000) * 0x8000
 for _cubin, _ptx in ((CUBIN, PTX), (EQUAL, EQUAL_PTX)):
-    PROGRAMS.register(_cubin.read_bytes(), _ptx.read_bytes(), keep=False)
+    PROGRAMS.register_pair(_cubin.read_bytes(), _ptx.read_bytes(), keep=False)
 SECTIONS = {s.name: s for cubin in (EQUAL, CUBIN) for s in _elf_sections(cubin.read_bytes())}
 
 

@@ -24,8 +24,8 @@ TEXT = SECTIONS[".text.k_set"].data
 
 def test_found_by_content_in_another_process(tmp_path: Path) -> None:
     first = programs.ProgramStore(tmp_path)
-    assert len(first.register(CUBIN.read_bytes(), PTX.read_bytes())) == 10
-    assert first.register(CUBIN.read_bytes(), PTX.read_bytes()) == [], "known already"
+    assert len(first.register_pair(CUBIN.read_bytes(), PTX.read_bytes())) == 10
+    assert first.register_pair(CUBIN.read_bytes(), PTX.read_bytes()) == [], "known already"
     second = programs.ProgramStore(tmp_path)
     (found,) = second.find_by_code(TEXT + bytes(100))
     assert found.name == "k_set"
@@ -35,7 +35,7 @@ def test_found_by_content_in_another_process(tmp_path: Path) -> None:
 
 
 def test_equal_code_of_several_sources(tmp_path: Path) -> None:
-    programs.ProgramStore(tmp_path).register(EQUAL.read_bytes(), EQUAL_PTX.read_bytes())
+    programs.ProgramStore(tmp_path).register_pair(EQUAL.read_bytes(), EQUAL_PTX.read_bytes())
     found = programs.ProgramStore(tmp_path).find_by_code(SECTIONS[".text.k_fill"].data)
     names = {p.name: p for p in found}
     assert set(names) == {"k_fill", "k_fill_drops", "k_fill_ignores"}
@@ -74,9 +74,9 @@ def test_relocated_words_do_not_count() -> None:
 
 def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(SimError, match="no cubin"):
-        programs.ProgramStore(tmp_path).register(b"not ELF", "")
+        programs.ProgramStore(tmp_path).register_pair(b"not ELF", "")
     known = programs.ProgramStore(tmp_path)
-    for program in known.register(CUBIN.read_bytes(), ".version 8.0\n.target sm_87\n"):
+    for program in known.register_pair(CUBIN.read_bytes(), ".version 8.0\n.target sm_87\n"):
         with pytest.raises(SimError, match="has no such entry"):
             program.compiled_code()
 
@@ -84,7 +84,7 @@ def test_bad_files(tmp_path: Path) -> None:
 def test_unwritable_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     known = programs.ProgramStore(tmp_path / "file")
-    assert known.register(CUBIN.read_bytes(), PTX.read_bytes())
+    assert known.register_pair(CUBIN.read_bytes(), PTX.read_bytes())
     assert "cannot keep PTX" in capsys.readouterr().err
 
 

@@ -1,7 +1,7 @@
 """Cubins and the PTX that they came from.
 
 The GPU runs machine code; the simulator interprets the PTX behind it. A cubin is registered with
-its PTX (:meth:`ProgramStore.register`), by hand or by the compiler hook: NVRTC is asked
+its PTX (:meth:`ProgramStore.register_pair`), by hand or by the compiler hook: NVRTC is asked
 for the PTX of the very program whose cubin a client takes, nvJitLink's PTX input is kept
 until its cubin is taken, and nvcc is started once more. Later a launch finds the program by the
 bytes at its address, the sites of relocations left out. Pairs also go to a directory, so that
@@ -256,7 +256,7 @@ class ProgramStore:
         """The directory of the pairs."""
         return self._directory or cache_directory()
 
-    def register(self, cubin: bytes, ptx: str | bytes, *, keep: bool = True) -> list[Program]:
+    def register_pair(self, cubin: bytes, ptx: str | bytes, *, keep: bool = True) -> list[Program]:
         """Know `cubin` by its PTX; `keep`: write the pair to the directory."""
         text = (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
         key = _sha256_hex(cubin + text.encode())
@@ -322,7 +322,7 @@ class ProgramStore:
                 cubin = path.with_suffix(".cubin")
                 if fits and str(path) not in self._read and cubin.exists():
                     self._read.add(str(path))
-                    self.register(cubin.read_bytes(), path.read_bytes(), keep=False)
+                    self.register_pair(cubin.read_bytes(), path.read_bytes(), keep=False)
 
 
 PROGRAMS = ProgramStore()
@@ -339,7 +339,7 @@ def register_cubin_and_ptx(cubin: Path, ptx: Path) -> list[Program]:
         programs = read_cubin(code, source)
         for program in programs:
             program.compiled_code()
-        PROGRAMS.register(code, source)
+        PROGRAMS.register_pair(code, source)
         return programs
     except OSError as e:
         raise SimError(f"{e.filename}: {e.strerror}; expected a file") from e
@@ -362,7 +362,7 @@ _INPUT_PTX = 2
 
 def _register_or_warn(cubin: Any, ptx: bytes) -> None:
     try:
-        PROGRAMS.register(bytes(cubin), ptx)
+        PROGRAMS.register_pair(bytes(cubin), ptx)
     except (SimError, UnicodeDecodeError) as e:
         print(f"nvgpusim: PTX of a compiled program not kept: {e}", file=sys.stderr)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..context_switch import CILP, WFI, TsgContext
+from ..context_switch import CILP, WFI, TsgPreemption
 from ..rules import KernelError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def check_graphics_queue(channel: ChannelFile, tsg: Tsg) -> None:
         raise KernelError("obj.compute-queue", f"{number:#x} beside asynchronous compute")
 
 
-class GrContext(TsgContext):
+class GrContext(TsgPreemption):
     """The graphics context of a TSG: its preemption modes, and the spaces it is mapped in."""
 
     def __init__(self, tsg: Tsg) -> None:

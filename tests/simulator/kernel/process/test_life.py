@@ -30,7 +30,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's PTX, where a process of the run finds it."""
     monkeypatch.setenv("NVGPUSIM_CACHE", str(tmp_path / "programs"))
     kept = programs.ProgramStore()
-    kept.register((DATA / "life.cubin").read_bytes(), (DATA / "life.ptx").read_bytes())
+    kept.register_pair((DATA / "life.cubin").read_bytes(), (DATA / "life.ptx").read_bytes())
 
 
 def live(*options: str, patience: float = 120) -> subprocess.CompletedProcess[str]:
