@@ -22,8 +22,6 @@ _USUAL = "Q4_K_M"
 _EXPECTED = "want hf.co/OWNER/REPO or hf.co/OWNER/REPO:QUANT, such as hf.co/owner/model-GGUF:Q4_K_M"
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Bytes that are hashed at once.
-_PIECE = 1 << 22
 # Seconds without a byte of the list of files, for which huggingface_hub would wait for ever.
 _PATIENCE = 30.0
 # Of an encoder, the best first: halves, which every path reads as they are.
@@ -278,10 +276,8 @@ def _check_checksum(name: HubName, file: str, path: Path) -> None:
     blob = path.resolve()
     if not _SHA256.fullmatch(blob.name):
         return
-    digest = hashlib.sha256()
     with blob.open("rb") as stream:
-        while piece := stream.read(_PIECE):
-            digest.update(piece)
+        digest = hashlib.file_digest(stream, "sha256")
     if digest.hexdigest() != blob.name:
         blob.unlink()
         raise BadInput(

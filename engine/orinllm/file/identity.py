@@ -84,6 +84,5 @@ class FileIdentity:
         digest = hashlib.sha256()
         for path in self.paths:
             with path.open("rb") as file:
-                while piece := file.read(1 << 20):
-                    digest.update(piece)
+                hashlib.file_digest(file, lambda: digest)
         return digest.hexdigest()

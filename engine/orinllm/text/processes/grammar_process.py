@@ -15,8 +15,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from orinllm.errors import BadInput
+from orinllm.text.loosened_schemas import loosened_schema
 from orinllm.text.processes.job_loop import answer_jobs
-from orinllm.text.schemas import loosened_schema
 
 # White space between JSON's parts is as models write it; free white space would let a small model
 # write nothing else. oneOf is anyOf: which of several fits can be known at the end alone.
