@@ -7,18 +7,14 @@ of `llama_cpp_decode_function` asks a `llama-server`.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orinbench.errors import BenchError
-from orinbench.measure.backends.backend import BackendError, LoadRequest
+from orinbench.measure.backends.backend import BackendError, LoadRequest, SequenceExecutor
 from orinbench.measure.backends.worker_process import WorkerProcess
 from orinllm.progress import Say, say_nothing
-
-if TYPE_CHECKING:
-    from orinbench.measure.backends.timed_models import SequenceExecutor
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ _CUT = range(32, 512)
 
 
 def decode_greedily(
-    executor: "SequenceExecutor", prompt: Sequence[int], n_tokens: int, say: Say = say_nothing
+    executor: SequenceExecutor, prompt: Sequence[int], n_tokens: int, say: Say = say_nothing
 ) -> GreedyGeneration:
     """Decode greedily, the path that is timed; then replay for the logits, and for the layers.
 

@@ -19,7 +19,7 @@ from orinbench.judge.sample_statistics import (
 from orinbench.judge.schema import LLAMA_FIELDS, SCHEMA_VERSION, Plain, Record
 from orinbench.judge.verdict import compare_paired, holm_adjusted, process_medians, verdict_text
 from orinbench.measure.backends.backend import PreparedCase
-from orinbench.measure.backends.orin_envelope import envelope_estimate
+from orinbench.measure.backends.sm_limit import orin_ms_fields
 from orinbench.measure.board import FEW_READINGS, energy_fields, power_reading_count
 from orinbench.measure.clocks import ClockState, clock_warnings
 from orinbench.measure.environment import Environment
@@ -187,7 +187,7 @@ def _picture_fields(lane: LaneResult, row: RowResult, summary: SampleSummary) ->
     return {"extra": extra, "included": included}
 
 
-def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: SampleSummary) -> Plain:
+def _orin_ms_fields(lane: LaneResult, row: RowResult, case: Case, summary: SampleSummary) -> Plain:
     clocks = [state.gpu_mhz for s in row.samples if (state := s.clocks_after) and state.gpu_mhz]
     assert lane.model is not None
     parts = 1 if case.n_prompt else case.n_gen
@@ -195,7 +195,7 @@ def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Samp
     sms = lane.identity.sms if lane.identity and lane.identity.sms else case.sms
     assert sms is not None
     return {
-        "envelope": envelope_estimate(
+        "envelope": orin_ms_fields(
             1e3 * row.work_units / summary.median / parts,
             sms,
             statistics.median(clocks) if clocks else None,
@@ -299,7 +299,7 @@ def _statistics_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plai
     elif isinstance(row.case, Case) and row.case.text:
         fields |= _first_text_fields(row, summary)
     if isinstance(row.case, Case) and row.case.sms:
-        fields["extra"] = fields.get("extra", {}) | _envelope_fields(lane, row, row.case, summary)
+        fields["extra"] = fields.get("extra", {}) | _orin_ms_fields(lane, row, row.case, summary)
     nanoseconds = summarize_samples([float(sample.ns) for sample in row.samples])
     percent = roofline_percent(lane, row, summary)
     if prepared is not None:

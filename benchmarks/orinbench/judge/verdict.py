@@ -277,21 +277,14 @@ def student_p(t: float, degrees: int) -> float:
 
     With t = sqrt(degrees) tan(angle) the density is cos(angle)^(degrees - 1) up to a factor.
     """
-    return max(
-        0.0,
-        1.0
-        - _cosine_area(math.atan(t / math.sqrt(degrees)), degrees) / _whole_cosine_area(degrees),
-    )
-
-
-def _cosine_area(bound: float, degrees: int) -> float:
-    middles = bound * (np.arange(4000) + 0.5) / 4000
-    return bound * float(np.mean(np.cos(middles) ** (degrees - 1)))
+    area = _cosine_power_area(math.atan(t / math.sqrt(degrees)), degrees)
+    return max(0.0, 1.0 - area / _cosine_power_area(math.pi / 2, degrees))
 
 
 @lru_cache
-def _whole_cosine_area(degrees: int) -> float:
-    return _cosine_area(math.pi / 2, degrees)
+def _cosine_power_area(bound: float, degrees: int) -> float:
+    middles = bound * (np.arange(4000) + 0.5) / 4000
+    return bound * float(np.mean(np.cos(middles) ** (degrees - 1)))
 
 
 @lru_cache

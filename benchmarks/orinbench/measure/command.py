@@ -20,7 +20,7 @@ from orinbench.judge.make_records import make_records
 from orinbench.judge.verdict import rounds_needed
 from orinbench.measure.backends.backend import Backend, CaseLeftOutError
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend, find_llama_bench
-from orinbench.measure.backends.orin_envelope import GreenContextPreload
+from orinbench.measure.backends.sm_limit import GreenContextPreload
 from orinbench.measure.backends.tinygrad_backend import TinygradBackend, measure_copy_bandwidth
 from orinbench.measure.board import chosen_rails, require_textfile_directory, write_textfile
 from orinbench.measure.journal import Journal, journal_directory, rename_lost_journals

@@ -73,13 +73,13 @@ class TinygradMeters:
 
         compiler_class.compile = compile_
 
-    def compile_counts(self) -> tuple[float, float, int]:
+    def compile_totals(self) -> tuple[float, float, int]:
         """Return seconds in compilers and in BEAM's search, and kernels compiled, until now."""
         return self.compile_s, self.search_s, self.compiled
 
-    def compile_counts_since(self, before: tuple[float, float, int]) -> dict[str, Any]:
-        """Return what came since `compile_counts`, by the names of `WarmUpCost`."""
-        spent = (now - then for now, then in zip(self.compile_counts(), before, strict=True))
+    def compile_totals_since(self, before: tuple[float, float, int]) -> dict[str, Any]:
+        """Return what came since `compile_totals`, by the names of `WarmUpCost`."""
+        spent = (now - then for now, then in zip(self.compile_totals(), before, strict=True))
         return dict(zip(("compile_s", "search_s", "kernels_compiled"), spent, strict=True))
 
     def make_sample(self, ns: int, ended_s: float, compiled: int, **extra: Any) -> Sample:

@@ -7,7 +7,7 @@ from typing import Any
 
 from orinbench.judge.identity import benchmark_and_test
 from orinbench.judge.schema import Record
-from orinbench.measure.backends.orin_envelope import ORIN_GB_S, ORIN_MHZ
+from orinbench.measure.backends.sm_limit import ORIN_GB_S, ORIN_MHZ
 from orinbench.measure.board import energy_note
 from orinbench.measure.plan import KNOBS
 from orinbench.show.markdown import counted_noun, markdown_table

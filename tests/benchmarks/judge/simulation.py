@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from orinbench.judge.history.baseline import compare_with_baseline
+from orinbench.judge.history.baseline import comparison_and_falls
 from orinbench.judge.history.trend import Trend, TrendPoint, judge_trends
 from orinbench.judge.sample_statistics import bootstrap_interval
 from orinbench.judge.schema import Record
@@ -215,7 +215,7 @@ def red_shares(baselines: Sequence[int], seed: int) -> list[float]:
         judge_trends([trend])
         for run in baselines:
             before, after = points[run - 1].record, points[-1].record
-            compared, fell = compare_with_baseline(
+            compared, fell = comparison_and_falls(
                 [trend], [before], [after], range(run, SERIES + 1)
             )
             red[run] += compared.is_worse or bool(fell)

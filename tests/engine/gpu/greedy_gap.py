@@ -18,11 +18,8 @@ from numpy.typing import NDArray
 from tinygrad import Device
 
 from orinbench.check.reference import Reference
-from orinbench.measure.backends.timed_models import (
-    RunnerExecutor,
-    SequenceExecutor,
-    make_network_runner,
-)
+from orinbench.measure.backends.backend import SequenceExecutor
+from orinbench.measure.backends.timed_models import RunnerExecutor, make_network_runner
 from orinbench.model import open_model
 from orinllm.loader import Network, make_runner, plan_network
 

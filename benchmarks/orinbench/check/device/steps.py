@@ -239,11 +239,11 @@ def time_choices(check: DeviceCheck, seconds: float) -> Any:
             if (left := until - time.monotonic()) <= 0:
                 raise StepOutOfTime(seconds, found)
             runs.append(check.try_probe(side, min(left, _RUN_SECONDS)))
-        found[question.name] = setting_comparison(question, [runs[0], runs[3]], runs[1:3])
+        found[question.name] = choice_comparison(question, [runs[0], runs[3]], runs[1:3])
     return found
 
 
-def setting_comparison(
+def choice_comparison(
     question: ChoiceQuestion, own: Sequence[Found], other: Sequence[Found]
 ) -> Found:
     """Return what a report has of a question: the runs, own over other, and which is better.

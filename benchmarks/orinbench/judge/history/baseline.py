@@ -46,7 +46,7 @@ def check_command(path: Path, run: int | None, against: str | None, output: str)
         records = store.records(baseline), store.records(judged_run)
         trends = read_trends(store, RecordFilter())
     since = order[order.index(baseline) : order.index(judged_run) + 1]
-    compared, fell = compare_with_baseline(trends, *records, since)
+    compared, fell = comparison_and_falls(trends, *records, since)
     if not compared.judged:
         raise BenchError(
             f"run {judged_run} and {baseline} measured no test in common: name another by --against"
@@ -67,7 +67,7 @@ def check_command(path: Path, run: int | None, against: str | None, output: str)
     return EXIT_SLOWER if compared.is_worse or fell else 0
 
 
-def compare_with_baseline(
+def comparison_and_falls(
     trends: Sequence[Trend], before: Sequence[Record], after: Sequence[Record], runs: Sequence[int]
 ) -> tuple[SavedComparison, list[tuple[Trend, LevelChange]]]:
     """Compare the last of `runs` with the first, whose records these are, and say what fell since.

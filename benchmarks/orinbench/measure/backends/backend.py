@@ -3,8 +3,12 @@
 Times are seconds or nanoseconds as the field says, sizes are bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from orinbench.judge.sample_statistics import BenchWarning
 from orinbench.measure.clocks import ClockState
@@ -193,3 +197,38 @@ class Backend(Protocol):
     def close(self) -> None:
         """End the process, if one stays; never raises."""
         return
+
+
+class SequenceExecutor(Protocol):
+    """A sequence on a model, token by token: what is checked and profiled."""
+
+    name: str  # of the path
+    vocab_size: int
+
+    def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Start keys and values of tokens[start:end] at their positions."""
+        ...
+
+    def begin_answer(self, tokens: Sequence[int], start: int) -> None:
+        """Start keys and values of tokens[start:], and the token behind them."""
+        ...
+
+    def submit_step(self, token: int | None = None, position: int = 0) -> None:
+        """Start one token more: the given one, or the one that `wait_for_token` returns."""
+        ...
+
+    def wait_for_token(self) -> int:
+        """Wait for the most likely next token; -1 where logits are no numbers."""
+        ...
+
+    def wait_for_logits(self) -> NDArray[np.float32]:
+        """Wait for the logits after the last token: (vocabulary)."""
+        ...
+
+    def watch_layers(self, positions: int) -> NDArray[np.float32] | None:
+        """Return what each layer will be given from now on; None: the path does not say.
+
+        That is (layers + 1, positions, width), NaN where nothing was computed. For no positions it
+        is no longer noted.
+        """
+        return None

@@ -33,7 +33,7 @@ from orinbench.measure.backends.llama_server import (
     server_arguments,
     time_first_text,
 )
-from orinbench.measure.backends.orin_envelope import GreenContextPreload
+from orinbench.measure.backends.sm_limit import GreenContextPreload
 from orinbench.measure.backends.tinygrad_backend import FIRST_TOKEN_PROMPT
 from orinbench.measure.backends.worker_process import exit_text
 from orinbench.measure.plan import KNOB_BY_FIELD, Case, Lane

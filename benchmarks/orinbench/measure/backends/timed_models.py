@@ -5,14 +5,18 @@ This module imports tinygrad; see `tinygrad_runner`.
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device
 from tinygrad.engine.realize import Ops
 
-from orinbench.measure.backends.backend import LoadRequest, NonfiniteLogitsError
+from orinbench.measure.backends.backend import (
+    LoadRequest,
+    NonfiniteLogitsError,
+    SequenceExecutor,
+)
 from orinbench.measure.backends.transformer_executor import TransformerExecutor
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.fused_runner import FusedRunner
@@ -26,41 +30,6 @@ from orinllm.loader import Network, SharingOptions, make_runner, plan_network
 from orinllm.mmproj import network_with_pictures
 
 _GREEDY = Sampling(temperature=0)
-
-
-class SequenceExecutor(Protocol):
-    """A sequence on a model, token by token: what is checked and profiled."""
-
-    name: str  # of the path
-    vocab_size: int
-
-    def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
-        """Start keys and values of tokens[start:end] at their positions."""
-        ...
-
-    def begin_answer(self, tokens: Sequence[int], start: int) -> None:
-        """Start keys and values of tokens[start:], and the token behind them."""
-        ...
-
-    def submit_step(self, token: int | None = None, position: int = 0) -> None:
-        """Start one token more: the given one, or the one that `wait_for_token` returns."""
-        ...
-
-    def wait_for_token(self) -> int:
-        """Wait for the most likely next token; -1 where logits are no numbers."""
-        ...
-
-    def wait_for_logits(self) -> NDArray[np.float32]:
-        """Wait for the logits after the last token: (vocabulary)."""
-        ...
-
-    def watch_layers(self, positions: int) -> NDArray[np.float32] | None:
-        """Return what each layer will be given from now on; None: the path does not say.
-
-        That is (layers + 1, positions, width), NaN where nothing was computed. For no positions it
-        is no longer noted.
-        """
-        ...
 
 
 def make_network_runner(network: Network, sequences: int = 1, general: bool = False) -> Runner:
@@ -87,7 +56,7 @@ def load_runner(model: str, max_context: int, sequences: int = 1, key_type: str 
     return make_network_runner(network, sequences)
 
 
-class RunnerExecutor:
+class RunnerExecutor(SequenceExecutor):
     """`SequenceExecutor` of the engine's runner, whose first slot it has."""
 
     def __init__(self, runner: Runner) -> None:

@@ -20,7 +20,7 @@ from orinbench.measure.backends.backend import (
     Sample,
     WarmUpCost,
 )
-from orinbench.measure.backends.orin_envelope import SMS
+from orinbench.measure.backends.sm_limit import SMS
 from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.measure.plan import Case, Lane
 from orinbench.measure.prompt_text import prompt_text

@@ -28,19 +28,19 @@ from orinbench.measure.backends.backend import (
     NonfiniteLogitsError,
     RowCheckResult,
     Sample,
+    SequenceExecutor,
     WarmUpCost,
 )
-from orinbench.measure.backends.orin_envelope import limit_multiprocessors
 from orinbench.measure.backends.row_check import (
     check_engine_row,
     check_row_of_tinygrad_llm,
     compare_row_logits,
     logits_are_finite,
 )
+from orinbench.measure.backends.sm_limit import limit_multiprocessors
 from orinbench.measure.backends.timed_models import (
     INCLUDED,
     RunnerExecutor,
-    SequenceExecutor,
     Timed,
     TimedScheduler,
     load_network,
@@ -127,7 +127,7 @@ class TinygradRunner:
         else:
             timed.begin_answer(ids, 0)
             timed.wait_for_token()
-        spent = self._meters.compile_counts_since((0.0, 0.0, 0))
+        spent = self._meters.compile_totals_since((0.0, 0.0, 0))
         return LoadReport(
             load_s, timed.name, INCLUDED[timed.name], prompt_chunk_length(timed), **spent
         )
@@ -168,7 +168,7 @@ class TinygradRunner:
         With `check` its numbers are computed in another way, too, at its depth and batch.
         """
         meters, timed = self._meters, self.loaded_model
-        start, before = time.perf_counter(), meters.compile_counts()
+        start, before = time.perf_counter(), meters.compile_totals()
         self._capture_graphs(timed, case)
         repetition_start = time.perf_counter()
         finite = self.time_repetition(case, 0, text).finite
@@ -180,7 +180,7 @@ class TinygradRunner:
             checked=None if finite else RowCheckResult(False, math.inf, "nothing"),
             seconds=time.perf_counter() - start,
             repetition_s=repetition_s,
-            **meters.compile_counts_since(before),
+            **meters.compile_totals_since(before),
             kernels_per_token=kernels,
             launches_per_token=launches,
             type_k=self._cache_type(),

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tinygrad import Tensor, TinyJit, UOp, dtypes
 from tinygrad.llm.model import Transformer
 
+from orinbench.measure.backends.backend import SequenceExecutor
 from orinllm.other.tinygrad_llm import next_logits, zero_recurrent_states
 
 # Prompt tokens at once: the default of `Transformer.generate` in tinygrad/llm/model.py.
@@ -19,7 +20,7 @@ _CHUNK = 32
 _CACHE_TYPES = {dtypes.float32: "f32", dtypes.float16: "f16", dtypes.bfloat16: "bf16"}
 
 
-class TransformerExecutor:
+class TransformerExecutor(SequenceExecutor):
     """A GGUF file in `Transformer.__call__`: its prefill jit for a prompt, its rollout for a token.
 
     Logits, which those do not return, are computed once more over the same keys and values.
@@ -51,9 +52,6 @@ class TransformerExecutor:
     def captured_calls(self) -> Any:
         """The calls of a token."""
         return self._model.rollout_jit.captured.linear
-
-    def watch_layers(self, positions: int) -> None:
-        """Say nothing of layers."""
 
     def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Compute keys and values of tokens[start:end] at their positions."""

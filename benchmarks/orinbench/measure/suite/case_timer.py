@@ -60,10 +60,10 @@ class CaseTimer:
         if reason := self._too_slow_reason(case, max_call_s):
             return PreparedCase(left_out=reason)
         meters, start = self._meters, time.perf_counter()
-        before = meters.compile_counts()
+        before = meters.compile_totals()
         task = TASKS[case.benchmark](dict(case.parameters), seed)
         task.before(seed)
-        took = self._warm_up(task, max_call_s)
+        took = self._warm_up_seconds(task, max_call_s)
         if case.cost:
             self._took[case.family] = (case.cost, took)
         if took > max_call_s:
@@ -85,7 +85,7 @@ class CaseTimer:
             included=task.included,
             seconds=time.perf_counter() - start,
             repetition_s=repetition_s,
-            **meters.compile_counts_since(before),
+            **meters.compile_totals_since(before),
             extra={
                 "kernels": kernels,
                 "launches": launches,
@@ -109,18 +109,18 @@ class CaseTimer:
             return ""
         return _too_slow_text(expected, limit)
 
-    def _warm_up(self, task: TimedTask, limit: float) -> float:
+    def _warm_up_seconds(self, task: TimedTask, limit: float) -> float:
         """Call three times, or once if that is hopeless; return what a call takes in seconds.
 
         The first two compile and capture as well, so only the third says whether it is too slow.
         """
         took = math.inf
         for _ in range(_WARM_CALLS):
-            start, before = time.perf_counter(), self._meters.compile_counts()
+            start, before = time.perf_counter(), self._meters.compile_totals()
             task.call()
             _synchronize()
             # A search compiles, too.
-            spent = self._meters.compile_counts_since(before)
+            spent = self._meters.compile_totals_since(before)
             compiling = max(spent["compile_s"], spent["search_s"])
             took = min(took, time.perf_counter() - start - compiling)
             if took > _HOPELESS * limit:

@@ -32,7 +32,7 @@ SAME = "the same within what the runs differ by"
 def answer(found: Sequence[Found], figure: str) -> Found:
     """The answer where the program finds these in turn: own, other, other, own."""
     question = ChoiceQuestion("x", figure, "own", "other")
-    return steps.setting_comparison(question, [found[0], found[3]], found[1:3])
+    return steps.choice_comparison(question, [found[0], found[3]], found[1:3])
 
 
 def taking(own: Sequence[float], other: Sequence[float], figure: str) -> list[Found]:

@@ -11,11 +11,11 @@ from tests.benchmarks.orinbench_command import Build, Capture, Patch, refused
 
 from orinbench.errors import BenchError
 from orinbench.judge.make_records import make_records
-from orinbench.measure.backends.orin_envelope import (
+from orinbench.measure.backends.sm_limit import (
     SMS,
     GreenContextPreload,
     build_preload_library,
-    envelope_estimate,
+    orin_ms_fields,
 )
 from orinbench.measure.plan import Case
 from orinbench.show.table import render_md
@@ -94,16 +94,16 @@ def test_a_compiler_that_is_missing_or_fails(tmp_path: Path, monkeypatch: Patch)
     with pytest.raises(BenchError, match="--sms: /nowhere/cc does not build its library: "):
         build_preload_library(tmp_path)
     monkeypatch.delenv("CC")
-    monkeypatch.setattr("orinbench.measure.backends.orin_envelope.shutil.which", lambda name: None)
+    monkeypatch.setattr("orinbench.measure.backends.sm_limit.shutil.which", lambda name: None)
     monkeypatch.setattr(
-        "orinbench.measure.backends.orin_envelope.importlib.util.find_spec", lambda name: None
+        "orinbench.measure.backends.sm_limit.importlib.util.find_spec", lambda name: None
     )
     with pytest.raises(BenchError, match="there is no C compiler: install gcc, or leave"):
         build_preload_library(tmp_path)
 
 
 PLANNED = """
-from orinbench.measure.backends.orin_envelope import limit_multiprocessors
+from orinbench.measure.backends.sm_limit import limit_multiprocessors
 green = limit_multiprocessors()
 from orinllm.gpu.device import gemv_blocks_per_sm, multiprocessor_count
 print(multiprocessor_count("CUDA"), green.sms, gemv_blocks_per_sm("CUDA"))
@@ -145,4 +145,4 @@ def test_estimates_stand_beside_the_time(recorded_run: Build) -> None:
     assert token["orin_memory_floor_ms"] == prompt["orin_memory_floor_ms"] == pytest.approx(floor)
     table = render_md(records)
     assert "| at 1.3 GHz * |" in table and "- * Estimates for an AGX Orin, not measured." in table
-    assert envelope_estimate(2.62, 16, 1980, 1.0137e9)["orin_ms"] == pytest.approx(3.99, abs=0.005)
+    assert orin_ms_fields(2.62, 16, 1980, 1.0137e9)["orin_ms"] == pytest.approx(3.99, abs=0.005)

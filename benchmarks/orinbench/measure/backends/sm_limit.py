@@ -149,7 +149,7 @@ def _compiler_command() -> list[str]:
     )
 
 
-def envelope_estimate(
+def orin_ms_fields(
     milliseconds: float, sms: int, mhz: float | None, read_bytes: float
 ) -> dict[str, float | int | None]:
     """Return what the record says of a time in the envelope: `extra.envelope`.
