@@ -145,8 +145,8 @@ class Scheduler:
             free = self.runner.slots - len(self._running)
             room = self._most_waiting + max(0, free)
             if self.n_waiting + len(sequences) > room and not goes_on:
-                turns = 1 + self.n_waiting // self.runner.slots
-                raise QueueFullError(self.n_waiting, max(1, round(turns * self._mean_seconds)))
+                rounds = 1 + self.n_waiting // self.runner.slots
+                raise QueueFullError(self.n_waiting, max(1, round(rounds * self._mean_seconds)))
             for sequence in sequences:
                 self._waiting.push(sequence)
             self._wake.notify()

@@ -56,7 +56,7 @@ def _say_loosened(path: str) -> None:
     print_message(f"{path}: the answer is not held to it", dim=True)
 
 
-def form_of_options(schema: str | None, grammar: str | None) -> GrammarOption | None:
+def read_grammar_option(schema: str | None, grammar: str | None) -> GrammarOption | None:
     """Return the form that --json-schema or --grammar asks for, None for neither."""
     if schema is not None and grammar is not None:
         raise BadInput("--json-schema, --grammar: two forms of one answer; leave one out")

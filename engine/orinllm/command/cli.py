@@ -149,12 +149,12 @@ def run(
 ) -> None:
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
     opened = open_device_in_background(source.device)
-    from orinllm.command.answer_form import form_of_options, thinking_variables
+    from orinllm.command.answer_form import read_grammar_option, thinking_variables
     from orinllm.text.answer import Delta
     from orinllm.text.conversation import Conversation
 
     system, thinking = given.pop("system"), given.pop("thinking")
-    form = form_of_options(given.pop("json_schema"), given.pop("grammar"))
+    form = read_grammar_option(given.pop("json_schema"), given.pop("grammar"))
     if raw and (system is not None or thinking is not None):
         raise BadInput("--raw: continues text, without --system and --think; leave one out")
     parameters = read_sampling(given)

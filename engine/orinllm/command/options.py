@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orinllm.errors import BadInput, escape_unprintable
+from orinllm.server.options import EngineOptions, HttpOptions
 
 if TYPE_CHECKING:
     from orinllm.choose.sampling import Sampling
@@ -66,7 +67,7 @@ def _print_to_stderr(text: str) -> None:
     click.echo(escape_unprintable(text), err=True)
 
 
-def _mmproj_beside_model() -> Path | None:
+def _mmproj_of_hub_model() -> Path | None:
     """Return the mmproj of the repository that the model was named by; None: it was a path."""
     from orinllm.file.hub import HubName, find_or_fetch_mmproj
 
@@ -182,7 +183,7 @@ def with_model(command: Command) -> Command:
     ) -> None:
         mmproj = given.pop("mmproj")
         if mmproj is None and given.get("images"):
-            mmproj = _mmproj_beside_model()
+            mmproj = _mmproj_of_hub_model()
         command(ModelSource(model, context, device, path_ == "general", kv, mmproj), **given)
 
     return _with_options(
@@ -299,11 +300,11 @@ def with_server(command: Command) -> Command:
         ),
         _option("--memory", "70%", "Share of the free memory that keys and values may take."),
         _option(
-            *("--queue", 64, "Requests that may wait; others get status 429."),
+            *("--queue", EngineOptions.queue, "Requests that may wait; others get status 429."),
             type=click.IntRange(0),
         ),
         _option(
-            *("--grace", 30.0, "Seconds that running answers may take after SIGTERM."), type=float
+            "--grace", HttpOptions.grace, "Seconds that running answers may take after SIGTERM."
         ),
         _flag("--deterministic", "Give the same answer whatever other requests run; slower."),
     )

@@ -56,7 +56,7 @@ def progress_line(text: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def _cancelled_by_interrupt(generation: Any) -> Iterator[None]:
+def _cancel_on_interrupt(generation: Any) -> Iterator[None]:
     """Let the first Ctrl-C end the answer and not the program."""
 
     def cancel(number: int, frame: FrameType | None) -> None:
@@ -74,7 +74,7 @@ def print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
     """Print an answer while it grows, and its speed: thoughts to stderr, what it says to stdout."""
     started, first, thinking = time.perf_counter(), 0.0, False
     shown = escape_for_terminal if sys.stdout.isatty() else str
-    with _cancelled_by_interrupt(generation):
+    with _cancel_on_interrupt(generation):
         for delta in deltas:
             first = first or time.perf_counter()
             if delta.reasoning:

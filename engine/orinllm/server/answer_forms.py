@@ -46,14 +46,11 @@ def make_constraint(
     return MinTokensConstraint(min_tokens, ends, engine.vocab_size, found) if min_tokens else found
 
 
-def requested_form(engine: Engine, shape: AnswerShape, notes: IgnoredFields) -> AnswerForm:
-    """Return the form that a request asks for; raises ApiError for one that cannot be."""
-    return AnswerForm(_make_matcher(engine, shape, notes))
+def make_matcher(engine: Engine, shape: AnswerShape, notes: IgnoredFields) -> LLMatcher:
+    """Return the matcher of a form that is asked for; raises ApiError for one that cannot be."""
 
-
-def _make_matcher(engine: Engine, shape: AnswerShape, notes: IgnoredFields) -> LLMatcher:
     def loose(path: str) -> None:
-        notes.ignore(path, "cannot be held")
+        notes.note_or_raise(path, "cannot be held")
 
     try:
         return engine.grammars.compile_matcher(shape.kind, shape.value, shape.param, loose)
@@ -77,7 +74,7 @@ def chat_form(
         (tag.close for tag in TAGS if tag.close in template.template_for_tools(tools).source), ""
     )
     if request.shape is not None:
-        matcher = _make_matcher(engine, request.shape, notes)
+        matcher = make_matcher(engine, request.shape, notes)
         if "<|channel|>" in template.source and "<|message|>" in template.source:
             return AnswerForm(matcher, opening="<|channel|>final<|message|>")
         return AnswerForm(matcher, after=close if thinks else "")
@@ -85,19 +82,19 @@ def chat_form(
         schema = call_schema(request.tools.tools, "arguments")
         after = close if thinks else ""
         return AnswerForm(
-            _make_matcher(engine, AnswerShape("schema", schema, "tools"), notes),
+            make_matcher(engine, AnswerShape("schema", schema, "tools"), notes),
             after,
             perhaps=True,
         )
-    opening, name, key = _call_opening(template, tools or [], forced)
+    opening, name, key = _call_opening_parts(template, tools or [], forced)
     schema = call_schema(forced, key)
     if name is not None:
         schema = schema["properties"][key]
-    matcher = _make_matcher(engine, AnswerShape("schema", schema, "tools"), notes)
+    matcher = make_matcher(engine, AnswerShape("schema", schema, "tools"), notes)
     return AnswerForm(matcher, opening=f"{close}\n\n" * thinks + opening, call=True, name=name)
 
 
-def _call_opening(
+def _call_opening_parts(
     template: ChatTemplate, tools: Sequence[Mapping[str, Any]], forced: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str | None, str]:
     """Return what begins a call of a family, the function if that says it, and arguments' name.

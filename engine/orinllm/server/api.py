@@ -49,7 +49,7 @@ _LOGGED = 200
 _MODELS, _MODEL = "/v1/models/", "/v1/models/{name:path}"
 
 
-class Application:
+class AsgiApplication:
     """Lets requests in, has them answered by their path's handler, and counts the answers.
 
     inner: what answers a request; whoever wraps it sees the answers first.
@@ -58,7 +58,7 @@ class Application:
     def __init__(
         self, table: Mapping[tuple[str, str], Handler], guard: RequestGuard, metrics: Metrics
     ) -> None:
-        self.inner: ASGIApp = self._answer
+        self.inner: ASGIApp = self._dispatch_request
         self._guard, self._metrics = guard, metrics
         self._paths: dict[str, dict[str, Handler]] = {}
         for (method, path), handler in table.items():
@@ -90,7 +90,7 @@ class Application:
                 await error.response(scope["path"])(scope, receive, counted)
             raise
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _dispatch_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
             self._guard.check_request(scope, request.headers)
@@ -156,7 +156,7 @@ class OpenAiApi:
         self, request: Request, asked: ChatRequest | CompletionRequest, make: MakeAnswer
     ) -> Response:
         """Answer a chat or a completion that is read."""
-        engine = self.engine_of(asked.common.model)
+        engine = self.engine_of_model(asked.common.model)
         prepare: Callable[..., RequestJob] = (
             make_chat_job if isinstance(asked, ChatRequest) else make_completion_job
         )
@@ -169,12 +169,12 @@ class OpenAiApi:
 
         run = await asyncio.to_thread(begin)
         answer = make(engine.tokenizer, asked.common, self.name, run)
-        return await self._respond(request, engine, asked.common, run, answer)
+        return await self._stream_or_json_reply(request, engine, asked.common, run, answer)
 
     async def complete(self, request: Request) -> Response:
         """Answer POST /v1/completions."""
         asked = await read_request(request, read_completion, self.new_ignored_fields())
-        common, engine = asked.common, self.engine_of(asked.common.model)
+        common, engine = asked.common, self.engine_of_model(asked.common.model)
         who, post = client_identity(request), self.model_thread.event_bridge
         run = await asyncio.to_thread(make_completion_job, engine, asked, who, post)
         answer = OpenAiAnswer(engine.tokenizer, common, self.name, run, chat=False)
@@ -190,7 +190,7 @@ class OpenAiApi:
             for index, sequence in enumerate(run.sequences):
                 sequence.over = True
                 run.events.put_nowait(ChoiceEvent(index, finish="length"))
-        return await self._respond(request, engine, common, run, answer)
+        return await self._stream_or_json_reply(request, engine, common, run, answer)
 
     async def _add_prompt_scores(
         self,
@@ -218,7 +218,7 @@ class OpenAiApi:
 
     async def compute_embeddings(self, request: Request, asked: EmbeddingRequest) -> Any:
         """Return the vectors of a request, in OpenAI's form."""
-        engine = self.engine_of(asked.model)
+        engine = self.engine_of_model(asked.model)
         answer = EmbeddingsAnswer(
             engine, asked, client_identity(request), self.model_thread.event_bridge
         )
@@ -234,7 +234,7 @@ class OpenAiApi:
         self.model_thread.metrics.count_ignored_fields(notes.ignored)
         return {IGNORED: notes.header_text} if notes.ignored else {}
 
-    async def _respond(
+    async def _stream_or_json_reply(
         self,
         request: Request,
         engine: Engine,
@@ -250,7 +250,7 @@ class OpenAiApi:
         )
         return self.json_reply(found, common.notes)
 
-    def engine_of(self, name: str | None) -> Engine:
+    def engine_of_model(self, name: str | None) -> Engine:
         """Return the model of a name, which need not be said; raises ApiError where it is none."""
         engine = self.model_thread.engine
         if name not in (None, self.name):
@@ -264,7 +264,7 @@ class OpenAiApi:
 
     async def model(self, request: Request) -> Response:
         """Answer GET /v1/models/NAME."""
-        self.engine_of(request.path_params["name"])
+        self.engine_of_model(request.path_params["name"])
         return JSONResponse(self._model_card())
 
     def _model_card(self) -> dict[str, Any]:
@@ -282,7 +282,7 @@ class OpenAiApi:
         """Answer POST /tokenize."""
         notes = self.new_ignored_fields()
         asked = await read_request(request, read_tokenize, notes)
-        engine = self.engine_of(asked.model)
+        engine = self.engine_of_model(asked.model)
         ids = await asyncio.to_thread(tokens_for_tokenize, engine, asked)
         found = {"tokens": ids, "count": len(ids), "max_model_len": engine.context}
         return self.json_reply(found, notes)
@@ -291,7 +291,7 @@ class OpenAiApi:
         """Answer POST /detokenize."""
         notes = self.new_ignored_fields()
         model, tokens = await read_request(request, read_detokenize, notes)
-        text = await asyncio.to_thread(text_of_tokens, self.engine_of(model), tokens)
+        text = await asyncio.to_thread(text_of_tokens, self.engine_of_model(model), tokens)
         return self.json_reply({"content": text}, notes)
 
     async def health(self, request: Request) -> Response:

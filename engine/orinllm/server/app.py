@@ -2,7 +2,7 @@
 
 from starlette.middleware.cors import CORSMiddleware
 
-from orinllm.server.api import Application, Handler, OpenAiApi
+from orinllm.server.api import AsgiApplication, Handler, OpenAiApi
 from orinllm.server.model_thread import ModelThread
 from orinllm.server.options import HttpOptions
 from orinllm.server.other_protocols import OtherApis
@@ -11,7 +11,7 @@ from orinllm.server.web.security import ApiKeys, RequestGuard
 
 def make_app(
     model_thread: ModelThread, http: HttpOptions, model: str, keys: ApiKeys | None = None
-) -> Application:
+) -> AsgiApplication:
     """Return the application of a model that is called `model`; `keys` may change later."""
     api = OpenAiApi(model_thread, model, http.strict)
     others = OtherApis(api)
@@ -41,7 +41,7 @@ def make_app(
     }
     hosts = (http.host, *http.allow_hosts)
     guard = RequestGuard(ApiKeys(http.keys) if keys is None else keys, hosts, http.allow_origins)
-    app = Application(table, guard, model_thread.metrics)
+    app = AsgiApplication(table, guard, model_thread.metrics)
     if http.allow_origins:
         app.inner = CORSMiddleware(
             app.inner,

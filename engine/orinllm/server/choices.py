@@ -44,7 +44,7 @@ class EventBridge:
         self._loop = loop
         self._bag: list[tuple[asyncio.Queue[ChoiceEvent], ChoiceEvent]] = []
 
-    def put(self, queue: "asyncio.Queue[ChoiceEvent]", event: ChoiceEvent) -> None:
+    def hold_until_flush(self, queue: "asyncio.Queue[ChoiceEvent]", event: ChoiceEvent) -> None:
         """Keep an event until `flush`."""
         self._bag.append((queue, event))
 
@@ -82,7 +82,7 @@ class EndSink:
         """See `TokenSink`."""
         if reason == "cut":
             error = SHUTTING_DOWN
-        self._post.put(self._events, ChoiceEvent(0, finish=reason, error=error))
+        self._post.hold_until_flush(self._events, ChoiceEvent(0, finish=reason, error=error))
 
 
 class Choice:
@@ -98,7 +98,7 @@ class Choice:
     def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
         """See `TokenSink`."""
         self._any = True
-        delta, enough = self._read_token(token)
+        delta, enough = self._delta_and_done(token)
         content, self._stopped = self._stops.push(delta.content)
         delta = Delta(content, delta.reasoning, delta.tool_calls)
         self._calls |= bool(delta.tool_calls)
@@ -114,7 +114,7 @@ class Choice:
             return
         rest = Delta()
         if not self._stopped:
-            found = self._held_back()
+            found = self._held_back_delta()
             content, stopped = self._stops.push(found.content)
             if not stopped:
                 content += self._stops.flush()
@@ -125,11 +125,11 @@ class Choice:
             finish = "tool_calls"
         self._put(ChoiceEvent(self.index, rest, finish=finish, stop=self._stops.found))
 
-    def _read_token(self, token: int) -> tuple[Delta, bool]:
+    def _delta_and_done(self, token: int) -> tuple[Delta, bool]:
         """Return what a token adds, and whether that is enough."""
         raise NotImplementedError
 
-    def _held_back(self) -> Delta:
+    def _held_back_delta(self) -> Delta:
         """Return what was held back when the answer ended."""
         raise NotImplementedError
 
@@ -147,10 +147,10 @@ class TextChoice(Choice):
         super().__init__(index, stops, put)
         self._stream = tokenizer.new_stream()
 
-    def _read_token(self, token: int) -> tuple[Delta, bool]:
+    def _delta_and_done(self, token: int) -> tuple[Delta, bool]:
         return Delta(self._stream.push(token)), False
 
-    def _held_back(self) -> Delta:
+    def _held_back_delta(self) -> Delta:
         return Delta()  # of a character that was cut nothing is shown
 
 
@@ -168,15 +168,15 @@ class ChatChoice(Choice):
         super().__init__(index, stops, put)
         self._reader, self._one_call = reader, one_call
 
-    def _read_token(self, token: int) -> tuple[Delta, bool]:
-        return self._first_call_only(self._reader.push(token))
+    def _delta_and_done(self, token: int) -> tuple[Delta, bool]:
+        return self._first_call_and_done(self._reader.push(token))
 
-    def _held_back(self) -> Delta:
+    def _held_back_delta(self) -> Delta:
         if self._calls and self._one_call:
             return Delta()
-        return self._first_call_only(self._reader.flush())[0]
+        return self._first_call_and_done(self._reader.flush())[0]
 
-    def _first_call_only(self, delta: Delta) -> tuple[Delta, bool]:
+    def _first_call_and_done(self, delta: Delta) -> tuple[Delta, bool]:
         if not self._one_call or not delta.tool_calls:
             return delta, False
         return Delta(delta.content, delta.reasoning, delta.tool_calls[:1]), True
@@ -194,11 +194,11 @@ class ForcedCallChoice(Choice):
         super().__init__(index, (), put)
         self._stream, self._text, self._name = tokenizer.new_stream(), "", name
 
-    def _read_token(self, token: int) -> tuple[Delta, bool]:
+    def _delta_and_done(self, token: int) -> tuple[Delta, bool]:
         self._text += self._stream.push(token)
         return Delta(), False
 
-    def _held_back(self) -> Delta:
+    def _held_back_delta(self) -> Delta:
         try:
             value = json.loads(self._text + self._stream.flush())
         except (ValueError, RecursionError):  # it was cut off, or is nested beyond reason

@@ -60,7 +60,9 @@ class Engine:
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
 
-def read_description(options: EngineOptions) -> tuple[ModelDescription, ChatTemplate | None]:
+def read_description_and_template(
+    options: EngineOptions,
+) -> tuple[ModelDescription, ChatTemplate | None]:
     """Read a file and its template; raises BadInput, one line, for what cannot be served."""
     network = Network.read(options.model, options.context, KEY_TYPES[options.kv])
     description = ModelDescription.from_network(network_with_pictures(network, options.mmproj))
@@ -76,11 +78,11 @@ def read_description(options: EngineOptions) -> tuple[ModelDescription, ChatTemp
 
 def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say_nothing) -> Engine:
     """Load a model; what raises is BadInput, or the device's own."""
-    description, template = read_description(options)
+    description, template = read_description_and_template(options)
     network = description.network
     pooling = pooling_of(network.gguf, network.config.architecture, options.pooling)
     plan = plan_network(network, open_device(options.device))
-    _check_deterministic_guesses(options)
+    _refuse_deterministic_guesses(options)
     file = network.mtp_block_file(options.draft)
     block = None if file is None else (file, network.mtp_block_config(file))
     proposer = None if file is not None else _load_proposer(options, description, plan, say)
@@ -125,7 +127,7 @@ def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say
     )
 
 
-def _check_deterministic_guesses(options: EngineOptions) -> None:
+def _refuse_deterministic_guesses(options: EngineOptions) -> None:
     """Raise BadInput where guesses would make steps of several sizes that must be of one."""
     flag = "--lookup" if options.lookup else "--draft"
     if (options.lookup or options.draft) and options.deterministic:

@@ -30,10 +30,11 @@ class ApiError(Exception):
             return {"type": "error", "error": {"type": kind, "message": self.message}}
         if path.startswith("/api/"):
             return {"error": self.message}
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
         return {
             "error": {
                 "message": self.message,
-                "type": _TYPES.get(self.status, _error_type(self.status)),
+                "type": _TYPES.get(self.status, other),
                 "param": self.param,
                 "code": self.code,
             }
@@ -66,10 +67,6 @@ _ANTHROPIC = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-
-
-def _error_type(status: int) -> str:
-    return "server_error" if status >= 500 else "invalid_request_error"
 
 
 def invalid_error(param: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -49,7 +49,7 @@ class IgnoredFields:
         self.strict, self.served = strict, served
         self.ignored: dict[str, None] = {}
 
-    def ignore(self, path: str, why: str, code: str = "unsupported_parameter") -> None:
+    def note_or_raise(self, path: str, why: str, code: str = "unsupported_parameter") -> None:
         """Note a field that is ignored; raises ApiError if `strict`."""
         if self.strict:
             raise invalid_error(path, why, code)
@@ -178,7 +178,7 @@ class Fields:
         """Note a field whose value asks for what changes no answer, or would not make it wrong."""
         value = self.value(name)
         if value is not None and value not in harmless:
-            self.notes.ignore(self.path_of(name), why)
+            self.notes.note_or_raise(self.path_of(name), why)
 
     def refuse_unless(self, name: str, harmless: Sequence[Any], why: str) -> None:
         """Refuse a field whose value asks for what cannot be done."""
@@ -190,7 +190,7 @@ class Fields:
         """Note fields that were not read."""
         for name, value in self._body.items():
             if name not in self._read and value is not None:
-                self.notes.ignore(self.path_of(name), "unknown field", "unknown_parameter")
+                self.notes.note_or_raise(self.path_of(name), "unknown field", "unknown_parameter")
 
 
 def read_texts_or_tokens(value: Any, param: str) -> tuple[str | tuple[int, ...], ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from orinllm.batching.scheduler import QueueFullError, SchedulerClosedError
 from orinllm.batching.sequence import ScheduledSequence
 from orinllm.errors import BadInput
-from orinllm.server.answer_forms import AnswerForm, chat_form, make_constraint, requested_form
+from orinllm.server.answer_forms import AnswerForm, chat_form, make_constraint, make_matcher
 from orinllm.server.choices import (
     ChatChoice,
     Choice,
@@ -38,12 +38,12 @@ class RequestJob:
     events: "asyncio.Queue[ChoiceEvent]" = field(default_factory=asyncio.Queue)
 
     @property
-    def n_prompt(self) -> int:
+    def n_prompt_tokens(self) -> int:
         """Tokens of the prompts."""
         return sum(sequence.n_prompt for sequence in self.sequences if sequence.after is None)
 
     @property
-    def n_cached(self) -> int:
+    def n_cached_tokens(self) -> int:
         """Tokens of the prompts that were not computed again."""
         return sum(sequence.n_cached for sequence in self.sequences if sequence.after is None)
 
@@ -53,7 +53,7 @@ def make_chat_job(
 ) -> RequestJob:
     """Return a chat's sequences; raises ApiError for what cannot be."""
     _refuse_beyond_queue(engine, 1, request.common.n)
-    template, ids, variables = _chat_prompt(engine, request)
+    template, ids, variables = _template_tokens_and_variables(engine, request)
     tools = list(request.tools.tools) or None
     form = AnswerForm()
     if request.shape is not None or tools is not None:
@@ -76,10 +76,10 @@ def make_chat_job(
 
 def tokens_of_chat(engine: Engine, request: ChatRequest) -> list[int]:
     """Return a chat's prompt; raises ApiError for what cannot be."""
-    return _chat_prompt(engine, request)[1]
+    return _template_tokens_and_variables(engine, request)[1]
 
 
-def _chat_prompt(
+def _template_tokens_and_variables(
     engine: Engine, request: ChatRequest
 ) -> tuple[ChatTemplate, list[int], dict[str, Any]]:
     """Return a chat's template, its prompt, and what the template was told beside messages."""
@@ -89,7 +89,7 @@ def _chat_prompt(
     _refuse_long_messages(engine, request.messages)
     tools = list(request.tools.tools) or None
     variables = _template_variables(template.template_for_tools(tools), request)
-    messages = _with_known_roles(template, request.messages)
+    messages = _with_developer_as_system(template, request.messages)
     if any(isinstance(message["content"], list) for message in messages):
         messages = with_fetched_pictures(messages, engine.image_hosts)
     try:
@@ -112,14 +112,14 @@ def make_completion_job(
 ) -> RequestJob:
     """Return a completion's sequences; raises ApiError for what cannot be."""
     _refuse_beyond_queue(engine, len(request.prompts), request.common.n)
-    prompts = [prompt_tokens(engine, prompt) for prompt in request.prompts]
+    prompts = [tokens_of_prompt(engine, prompt) for prompt in request.prompts]
 
     def choice(index: int, put: Put) -> Choice:
         return TextChoice(index, request.common.stop, put, engine.tokenizer)
 
     form = AnswerForm()
     if request.shape is not None:
-        form = requested_form(engine, request.shape, request.common.notes)
+        form = AnswerForm(make_matcher(engine, request.shape, request.common.notes))
     if request.echo and request.common.top is not None and request.common.max_tokens == 1:
         form = replace(form, whole=True)
     return _make_job(engine, request.common, prompts, "prompt", client, (form, choice, post))
@@ -128,7 +128,7 @@ def make_completion_job(
 def tokens_for_tokenize(engine: Engine, asked: TokenizeRequest) -> list[int]:
     """Return what /tokenize is asked for; raises ApiError."""
     if isinstance(asked.prompt, str):
-        return prompt_tokens(engine, asked.prompt, asked.add_special, asked.parse_special)
+        return tokens_of_prompt(engine, asked.prompt, asked.add_special, asked.parse_special)
     if engine.template is None:
         raise ApiError(400, "this model has no chat template", param="messages")
     _refuse_long_messages(engine, asked.prompt)
@@ -157,7 +157,7 @@ def refuse_unknown_tokens(engine: Engine, tokens: Sequence[int], param: str) -> 
             raise invalid_error(param, f"token {token} is not from 0 to {most}")
 
 
-def prompt_tokens(
+def tokens_of_prompt(
     engine: Engine, prompt: str | Sequence[int], add_special: bool = True, special: bool = False
 ) -> list[int]:
     """Return a prompt's tokens. special: names of control tokens in it are those tokens."""
@@ -183,7 +183,10 @@ def refuse_long_text(engine: Engine, text: str, param: str) -> None:
 
 def _refuse_long_messages(engine: Engine, messages: Sequence[Mapping[str, Any]]) -> None:
     for message in messages:
-        refuse_long_text(engine, _content_text(message["content"]), "messages")
+        text = message["content"]
+        if not isinstance(text, str):
+            text = "".join(part.get("text", "") for part in text)
+        refuse_long_text(engine, text, "messages")
 
 
 def _refuse_beyond_queue(engine: Engine, n_prompts: int, n: int) -> None:
@@ -194,12 +197,6 @@ def _refuse_beyond_queue(engine: Engine, n_prompts: int, n: int) -> None:
         raise invalid_error(
             param, f"{n_prompts * n} answers, of which this server takes {most} at once"
         )
-
-
-def _content_text(content: Any) -> str:
-    return (
-        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-    )
 
 
 def submit_job(engine: Engine, run: RequestJob, goes_on: bool = False) -> None:
@@ -250,7 +247,7 @@ def _make_job(
     run = RequestJob([])
 
     def put(event: ChoiceEvent) -> None:
-        post.put(run.events, event)
+        post.hold_until_flush(run.events, event)
 
     held = form.matcher is not None or common.min_tokens > 0
     sampling = common.sampling.without_tokens(engine.tokenizer.suppressed)
@@ -284,14 +281,16 @@ def _template_variables(template: ChatTemplate, request: ChatRequest) -> dict[st
         if name in template.reads:
             variables[name] = value
         else:
-            notes.ignore(f"chat_template_kwargs.{name}", "this model's template does not read it")
+            notes.note_or_raise(
+                f"chat_template_kwargs.{name}", "this model's template does not read it"
+            )
     effort, thinking = request.effort, request.thinking
     if effort is not None:
         if "reasoning_effort" in template.reads and effort not in ("none", "minimal"):
             return {"reasoning_effort": _EFFORTS.get(effort, effort), **variables}
         thinking = effort not in ("none", "minimal")
         if "enable_thinking" not in template.reads:
-            notes.ignore("reasoning_effort", f"this model's template knows no '{effort}'")
+            notes.note_or_raise("reasoning_effort", f"this model's template knows no '{effort}'")
     if thinking is not None:
         for name in ("enable_thinking", "thinking"):  # DeepSeek's templates say the second
             if name in template.reads:
@@ -303,7 +302,7 @@ def _template_variables(template: ChatTemplate, request: ChatRequest) -> dict[st
 _EFFORTS = {"xhigh": "high", "max": "high"}
 
 
-def _with_known_roles(
+def _with_developer_as_system(
     template: ChatTemplate, messages: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """Return messages whose developer, OpenAI's newer name, is the system that templates know."""

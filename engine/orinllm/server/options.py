@@ -1,10 +1,18 @@
-"""Options of a server, as dataclasses; their flags and defaults are in command/options.py."""
+"""Options of a server, as dataclasses; their flags are in command/options.py.
+
+The command reads defaults here while it starts, so nothing here takes long to import.
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orinllm.choose.hidden_states import Pooling
 from orinllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from orinllm.choose.hidden_states import Pooling
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class OtherApis:
     async def anthropic_count_tokens(self, request: Request) -> Response:
         """Answer POST /v1/messages/count_tokens."""
         asked = await read_request(request, read_count_request, self._api.new_ignored_fields())
-        engine = self._api.engine_of(asked.common.model)
+        engine = self._api.engine_of_model(asked.common.model)
         ids = await asyncio.to_thread(tokens_of_chat, engine, asked)
         return self._api.json_reply({"input_tokens": len(ids)}, asked.common.notes)
 
@@ -68,7 +68,7 @@ class OtherApis:
         self, request: Request, asked: ChatRequest, chat: bool
     ) -> Response:
         if not any(message["role"] != "system" for message in asked.messages):
-            self._api.engine_of(asked.common.model)
+            self._api.engine_of_model(asked.common.model)
             return self._api.json_reply(
                 ollama.load_only_answer(self._api.name, chat), asked.common.notes
             )
@@ -111,7 +111,7 @@ class OtherApis:
             fields.boolean("verbose", False)
             return ollama.untagged_name(found)
 
-        engine = self._api.engine_of(
+        engine = self._api.engine_of_model(
             await read_request(request, name, self._api.new_ignored_fields())
         )
         can = ["completion", "embedding"] + ["tools"] * (engine.template is not None)

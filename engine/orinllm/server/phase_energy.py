@@ -68,7 +68,7 @@ class EnergyInterval:
     readings: tuple[RailReading, ...]
 
     @property
-    def known_at(self) -> float:
+    def needs_turns_until(self) -> float:
         """All that it needs is known when the turns until this moment are."""
         return max([self.end, *(reading.window_end for reading in self.readings)])
 
@@ -158,7 +158,7 @@ class PhaseEnergy(Collector):
 
     def _share_energy_until(self, until: float) -> None:
         """Share what was drawn until then, of which every turn is known."""
-        while self._steps and self._steps[0].known_at <= until:
+        while self._steps and self._steps[0].needs_turns_until <= until:
             step = self._steps.popleft()
             for reading in step.readings:
                 self._learn_reading(reading)

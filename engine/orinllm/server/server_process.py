@@ -19,7 +19,7 @@ from orinllm.batching.sequence import SchedulerObserver
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.server.app import make_app
-from orinllm.server.engine import Engine, load_engine, read_description
+from orinllm.server.engine import Engine, load_engine, read_description_and_template
 from orinllm.server.model_thread import ModelThread, SystemdWatchdog
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.web.connection import CLIENT_SECONDS, LimitedConnection
@@ -90,7 +90,7 @@ def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell)
             f"--host {http.host}: others would reach this server, and it asks for no key; add "
             "--api-key-file FILE, or say --insecure"
         )
-    description, _ = read_description(options)
+    description, _ = read_description_and_template(options)
     files = [*description.network.gguf.paths]
     if isinstance(options.draft, Path):
         files += GGUF.open(options.draft).paths
@@ -216,10 +216,7 @@ class _ServerProcess:
 
     def _load_engine(self, watch: SchedulerObserver) -> Engine:
         self._model_thread.metrics.start_measuring_energy()
-        return load_engine(self._options, watch, self._tell_status)
-
-    def _tell_status(self, text: str) -> None:
-        tell_systemd(f"STATUS={text}")
+        return load_engine(self._options, watch, lambda text: tell_systemd(f"STATUS={text}"))
 
     def _on_loaded(self, engine: Engine) -> None:
         self._tell(f"{engine.description}: {self._url}")
@@ -294,7 +291,4 @@ class _ServerProcess:
         for connection in list(self._server.server_state.connections):
             assert isinstance(connection, LimitedConnection)
             connection.transport.abort()
-        self._loop.call_later(_LAST_MOMENT, self._force_exit)
-
-    def _force_exit(self) -> None:
-        self._server.force_exit = True
+        self._loop.call_later(_LAST_MOMENT, setattr, self._server, "force_exit", True)

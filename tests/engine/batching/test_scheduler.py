@@ -405,7 +405,7 @@ def test_a_step_waits_until_a_first_token_was_sent(monkeypatch: pytest.MonkeyPat
     reader = asyncio.run_coroutine_threadsafe(send(), loop)
     post = choices.EventBridge(loop)
     post.wait_until_sent()
-    post.put(queue, choices.ChoiceEvent(0, token=7))
+    post.hold_until_flush(queue, choices.ChoiceEvent(0, token=7))
     post.flush()
     post.wait_until_sent()
     assert sent == [7]

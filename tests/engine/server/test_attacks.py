@@ -312,10 +312,10 @@ def test_bodies_in_chunks(server: Live, body: bytes, status: bytes) -> None:
 class Calls(Choice):
     """An answer each of whose tokens is a call."""
 
-    def _read_token(self, token: int) -> tuple[Delta, bool]:
+    def _delta_and_done(self, token: int) -> tuple[Delta, bool]:
         return Delta(tool_calls=(ToolCall("f", "{}"),)), False
 
-    def _held_back(self) -> Delta:
+    def _held_back_delta(self) -> Delta:
         return Delta()
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.engine.models import smollm2
 
 from orinllm.errors import BadInput
-from orinllm.server.engine import read_description
+from orinllm.server.engine import read_description_and_template
 from orinllm.server.options import EngineOptions, HttpOptions, checked_grace, parse_share
 from orinllm.server.server_process import serve
 from orinllm.server.web.security import checked_host, checked_origin, read_api_keys
@@ -100,6 +100,6 @@ def test_a_template_that_is_none_names_its_flag(tmp_path: Path) -> None:
     for source, says in ((b"{% for %}", "Expected an expression"), (b"\xff", "utf-8")):
         path.write_bytes(source)
         with pytest.raises(BadInput) as refused:
-            read_description(EngineOptions(smollm2(), context=64, template=path))
+            read_description_and_template(EngineOptions(smollm2(), context=64, template=path))
         assert str(refused.value).startswith(f"--chat-template {path}: ")
         assert says in str(refused.value) and "tokenizer." not in str(refused.value)

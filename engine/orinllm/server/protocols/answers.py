@@ -80,7 +80,7 @@ class Answer(ABC):
         """Yield pieces of the stream; a failure is one, and the last."""
         left, began = len(self._choices), False
         while left:
-            events = await self._next_events()
+            events = await self._wait_for_events()
             lines = list[bytes]()
             if not began and events:
                 began = True
@@ -100,7 +100,7 @@ class Answer(ABC):
         """Tokens of the answers; one that ends an answer is not counted."""
         return sum(choice.n_tokens for choice in self._choices)
 
-    async def _next_events(self) -> list[ChoiceEvent]:
+    async def _wait_for_events(self) -> list[ChoiceEvent]:
         """Wait for events; none within a while is no event."""
         queue = self.run.events
         if queue.empty():
@@ -148,12 +148,12 @@ class OpenAiAnswer(Answer):
 
     def usage(self) -> dict[str, Any]:
         """Return counts of tokens."""
-        prompt, said = self.run.n_prompt, self.n_answer_tokens
+        prompt, said = self.run.n_prompt_tokens, self.n_answer_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": said,
             "total_tokens": prompt + said,
-            "prompt_tokens_details": {"cached_tokens": self.run.n_cached},
+            "prompt_tokens_details": {"cached_tokens": self.run.n_cached_tokens},
         }
 
     def closing_chunks(self) -> Iterator[bytes]:

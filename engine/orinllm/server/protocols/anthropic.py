@@ -13,12 +13,12 @@ from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse_event
 from orinllm.server.protocols.chat import (
     MOST_TOKENS,
-    named_tools,
     new_seed,
-    note_hosted_tools,
     read_effort,
     read_max_tokens,
     read_stop_texts,
+    refuse_lone_hosted_tools,
+    require_tools_named,
 )
 from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields, OfferedTools
 from orinllm.server.protocols.request_pictures import (
@@ -67,7 +67,7 @@ def _read_request(fields: Fields) -> ChatRequest:
         notes=fields.notes,
     )
     thinking = _read_thinking(fields)
-    shape, effort = _read_output_config(fields)
+    shape, effort = _read_shape_and_effort(fields)
     tools = _read_tools(fields)
     request = ChatRequest(common, _read_messages(fields), tools, shape, effort, thinking)
     fields.note_unread()
@@ -85,7 +85,7 @@ def _read_thinking(fields: Fields) -> bool | None:
     return None if kind in (None, "adaptive") else kind == "enabled"
 
 
-def _read_output_config(fields: Fields) -> tuple[AnswerShape | None, str | None]:
+def _read_shape_and_effort(fields: Fields) -> tuple[AnswerShape | None, str | None]:
     part = fields.subfields("output_config")
     if part is None:
         return None, None
@@ -112,7 +112,7 @@ def _read_tools(fields: Fields) -> OfferedTools:
         part.boolean("strict", True)
         part.note_unread()
         tools.append({"type": "function", "function": function})
-    note_hosted_tools(others, bool(tools))
+    refuse_lone_hosted_tools(others, bool(tools))
     choice = fields.subfields("tool_choice")
     if choice is None:
         return OfferedTools(tuple(tools))
@@ -120,7 +120,7 @@ def _read_tools(fields: Fields) -> OfferedTools:
     parallel = not choice.boolean("disable_parallel_tool_use", False)
     forced: list[Mapping[str, Any]] = []
     if kind == "tool":
-        forced = named_tools(tools, choice.required_text("name"))
+        forced = require_tools_named(tools, choice.required_text("name"))
     elif kind == "any":
         forced = [*tools]
         if not tools:
@@ -170,7 +170,7 @@ def _messages_of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
                 {"type": "function", "id": block.required_text("id"), "function": function}
             )
         elif kind == "tool_result":
-            said = read_content(block, "content", _read_part, "\n")
+            said = read_content(block, "content", _read_text_or_image, "\n")
             if block.boolean("is_error", False):
                 failed = "Error: "
                 text = {"type": "text", "text": failed}
@@ -203,7 +203,7 @@ def _read_picture(block: Fields) -> dict[str, Any]:
     return picture
 
 
-def _read_part(inner: Fields) -> dict[str, Any]:
+def _read_text_or_image(inner: Fields) -> dict[str, Any]:
     kind = inner.required_text("type")
     if kind not in ("text", "image"):
         raise unsupported_error(inner.path_of("type"), READS)
@@ -262,9 +262,9 @@ class MessagesAnswer(Answer):
         return {"stop_reason": reason, "stop_sequence": said.stop or None}
 
     def _usage(self) -> dict[str, Any]:
-        cached = self.run.n_cached
+        cached = self.run.n_cached_tokens
         return {
-            "input_tokens": self.run.n_prompt - cached,
+            "input_tokens": self.run.n_prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": self.n_answer_tokens,

@@ -51,7 +51,7 @@ def read_chat(fields: Fields) -> ChatRequest:
         None,
         fields.mapping("chat_template_kwargs") or {},
     )
-    refuse_service_fields(fields)
+    note_service_fields(fields)
     fields.refuse_unless("modalities", (["text"],), "this server answers with text only")
     fields.refuse_unless("audio", (), "this server answers with text only")
     fields.refuse_unless("web_search_options", (), "this server searches nothing")
@@ -68,7 +68,7 @@ def read_common_fields(fields: Fields, max_tokens: int | None, top: int | None) 
     include_usage = False
     if options is not None:
         if not stream:
-            fields.notes.ignore("stream_options", "needs stream to be true", "invalid_value")
+            fields.notes.note_or_raise("stream_options", "needs stream to be true", "invalid_value")
         include_usage = options.boolean("include_usage", False)
         options.ignore_unless("include_obfuscation", (False,), "is not supported")
         options.note_unread()
@@ -147,11 +147,11 @@ def read_stop_texts(fields: Fields, name: str) -> tuple[str, ...]:
     if len(texts) > _MOST_STOPS:
         raise invalid_error(path, f"at most {_MOST_STOPS} texts were expected")
     if not all(texts):
-        fields.notes.ignore(path, "none of them empty, was expected", "invalid_value")
+        fields.notes.note_or_raise(path, "none of them empty, was expected", "invalid_value")
     return tuple(filter(None, texts))
 
 
-def refuse_service_fields(fields: Fields) -> None:
+def note_service_fields(fields: Fields) -> None:
     """Read what concerns OpenAI's own service."""
     fields.ignore_unless("store", (False,), "this server stores nothing")
     fields.ignore_unless("metadata", ({},), "this server stores nothing")
@@ -257,7 +257,7 @@ def read_effort(fields: Fields, name: str) -> str | None:
     effort = fields.text(name)
     if effort is None or effort in _EFFORTS:
         return effort
-    fields.notes.ignore(fields.path_of(name), f"'{effort}' is none of {', '.join(_EFFORTS)}")
+    fields.notes.note_or_raise(fields.path_of(name), f"'{effort}' is none of {', '.join(_EFFORTS)}")
     return None
 
 
@@ -274,7 +274,7 @@ def read_tools(fields: Fields, flat: bool = False) -> OfferedTools:
         assert function is not None
         tools.append(_function_tool(function))
         part.note_unread()
-    note_hosted_tools(others, bool(tools))
+    refuse_lone_hosted_tools(others, bool(tools))
     parallel = fields.boolean("parallel_tool_calls", True)
     choice = fields.value("tool_choice")
     if choice == "none":
@@ -294,12 +294,12 @@ def _function_tool(function: Fields) -> dict[str, Any]:
     return {"type": "function", "function": named}
 
 
-def note_hosted_tools(others: list[Fields], beside: bool) -> None:
+def refuse_lone_hosted_tools(others: list[Fields], beside: bool) -> None:
     """Note tools that only their maker's service has; beside functions the model does without."""
     for part in others:
         if not beside:
             raise unsupported_error(part.path_of("type"), "only functions are supported")
-        part.notes.ignore(part.path_of("type"), "only functions are supported")
+        part.notes.note_or_raise(part.path_of("type"), "only functions are supported")
 
 
 def _forced_tools(fields: Fields, choice: Any, tools: list[Any]) -> list[Mapping[str, Any]]:
@@ -320,10 +320,10 @@ def _forced_tools(fields: Fields, choice: Any, tools: list[Any]) -> list[Mapping
     name = function.required_text("name")
     function.note_unread()
     part.note_unread()
-    return named_tools(tools, name)
+    return require_tools_named(tools, name)
 
 
-def named_tools(tools: list[Any], name: str) -> list[Mapping[str, Any]]:
+def require_tools_named(tools: list[Any], name: str) -> list[Mapping[str, Any]]:
     """Return the tool of a name; raises ApiError where none has it."""
     named = [tool for tool in tools if tool["function"]["name"] == name]
     if not named:
@@ -355,7 +355,7 @@ def _read_message(part: Fields) -> dict[str, Any]:
     # Not every template knows null, and nothing is as good for all.
     message["content"] = "" if content is None else content
     if calls:
-        message["tool_calls"] = [_read_call(call) for call in calls]
+        message["tool_calls"] = [_read_tool_call(call) for call in calls]
     if (name := part.text("name")) is not None:
         message["name"] = name
     if role == "tool":
@@ -392,7 +392,7 @@ def _read_content_part(part: Fields) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _read_call(part: Fields) -> dict[str, Any]:
+def _read_tool_call(part: Fields) -> dict[str, Any]:
     part.one_of("type", ("function",), "function")
     part.value("index")
     call: dict[str, Any] = {"type": "function", "id": part.required_text("id")}

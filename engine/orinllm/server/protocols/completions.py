@@ -2,10 +2,10 @@
 
 from orinllm.server.fields import Fields, read_texts_or_tokens
 from orinllm.server.protocols.chat import (
+    note_service_fields,
     read_answer_shape,
     read_common_fields,
     read_max_tokens,
-    refuse_service_fields,
 )
 from orinllm.server.protocols.common import CompletionRequest
 
@@ -26,6 +26,6 @@ def read_completion(fields: Fields) -> CompletionRequest:
     fields.refuse_unless("best_of", (common.n,), "must be n: no answers are made to be thrown away")
     prompts = read_texts_or_tokens(fields.required("prompt"), "prompt")
     request = CompletionRequest(common, prompts, echo, read_answer_shape(fields))
-    refuse_service_fields(fields)
+    note_service_fields(fields)
     fields.note_unread()
     return request

@@ -70,11 +70,7 @@ class EmbeddingsAnswer:
             why = f"vectors of this model have {engine.width} numbers, and are not shortened"
             raise unsupported_error("dimensions", why)
 
-    def text_tokens(self) -> list[list[int]]:
-        """Return the texts' tokens; raises ApiError for what cannot be."""
-        return [self._tokens_of(text) for text in self._asked.texts]
-
-    def _tokens_of(self, text: str | Sequence[int]) -> list[int]:
+    def _tokens_of_text(self, text: str | Sequence[int]) -> list[int]:
         engine, tokenizer = self._engine, self._engine.tokenizer
         if isinstance(text, str):
             refuse_long_text(engine, text, "input")
@@ -93,7 +89,8 @@ class EmbeddingsAnswer:
 
     async def wait_for_result(self) -> dict[str, Any]:
         """Wait for all vectors; raises ApiError where the request failed."""
-        texts, data = await asyncio.to_thread(self.text_tokens), []
+        data, asked = [], self._asked.texts
+        texts = await asyncio.to_thread(lambda: [self._tokens_of_text(text) for text in asked])
         for index, ids in enumerate(texts):
             pool = PooledStates(self._engine.pooling)
             self.run.sequences = [self._make_sequence(ids, pool)]

@@ -36,8 +36,8 @@ def untagged_name(name: str) -> str:
 
 def read_chat(fields: Fields) -> ChatRequest:
     """Read POST /api/chat; raises ApiError."""
-    common = _read_common(fields)
-    thinking, effort = _read_think(fields)
+    common = _read_common_fields(fields)
+    thinking, effort = _read_thinking_and_effort(fields)
     tools = read_tools(fields)
     messages = _read_messages(fields)
     request = ChatRequest(common, messages, tools, _read_answer_shape(fields), effort, thinking)
@@ -47,8 +47,8 @@ def read_chat(fields: Fields) -> ChatRequest:
 
 def read_generate(fields: Fields) -> ChatRequest | CompletionRequest:
     """Read POST /api/generate, a chat of one message unless it is `raw`; raises ApiError."""
-    common, shape = _read_common(fields), _read_answer_shape(fields)
-    thinking, effort = _read_think(fields)
+    common, shape = _read_common_fields(fields), _read_answer_shape(fields)
+    thinking, effort = _read_thinking_and_effort(fields)
     prompt, system = fields.text("prompt") or "", fields.text("system")
     fields.refuse_unless("suffix", ("",), "this server continues text and fills no gap")
     fields.refuse_unless("template", ("",), "the model's own is used")
@@ -75,19 +75,15 @@ def read_embed(fields: Fields) -> EmbeddingRequest:
     texts = read_texts_or_tokens(fields.required(name), name)
     fields.ignore_unless("truncate", (False,), "texts are not shortened")
     fields.ignore_unless("options", ({},), "have no effect on embeddings")
-    _skip_keep_alive(fields)
+    fields.value("keep_alive")  # the model stays, however long that says
     dimensions = fields.optional_integer("dimensions", 1, MOST_TOKENS)
     model = untagged_name(fields.model())
     fields.note_unread()
     return EmbeddingRequest(model, texts, False, dimensions, notes=fields.notes)
 
 
-def _skip_keep_alive(fields: Fields) -> None:
+def _read_common_fields(fields: Fields) -> CommonFields:
     fields.value("keep_alive")  # the model stays, however long that says
-
-
-def _read_common(fields: Fields) -> CommonFields:
-    _skip_keep_alive(fields)
     options = fields.subfields("options") or Fields({}, "options", fields.notes)
     common = CommonFields(
         model=untagged_name(fields.model()),
@@ -123,7 +119,7 @@ def _read_max_tokens(options: Fields) -> int | None:
     return None if value is None or value < 1 else value
 
 
-def _read_think(fields: Fields) -> tuple[bool | None, str | None]:
+def _read_thinking_and_effort(fields: Fields) -> tuple[bool | None, str | None]:
     value = fields.value("think")
     if value is None or isinstance(value, bool):
         return value, None
@@ -214,14 +210,14 @@ class OllamaAnswer(Answer):
         """See `Answer`."""
         said = self._choices[0].delta
         return {
-            **self._answer_line(said.content, said.reasoning, said.tool_calls),
+            **self._answer_object(said.content, said.reasoning, said.tool_calls),
             **self._end_fields(),
         }
 
-    def _answer_line(
+    def _answer_object(
         self, content: str, thinking: str, calls: tuple[Any, ...] = ()
     ) -> dict[str, Any]:
-        head = {"model": self._model, "created_at": ollama_time()}
+        head = {"model": self._model, "created_at": current_time_text()}
         if not self._chat:
             more = {"thinking": thinking} if thinking else {}
             return {**head, "response": content, **more, "done": False}
@@ -244,7 +240,7 @@ class OllamaAnswer(Answer):
             "done_reason": "length" if finish == "length" else "stop",
             "total_duration": int(whole * 1e9),
             "load_duration": 0,
-            "prompt_eval_count": self.run.n_prompt,
+            "prompt_eval_count": self.run.n_prompt_tokens,
             "prompt_eval_duration": int(prompt * 1e9),
             "eval_count": self.n_answer_tokens,
             "eval_duration": int((whole - prompt) * 1e9),
@@ -259,11 +255,11 @@ class OllamaAnswer(Answer):
         """See `Answer`."""
         delta = event.delta
         if delta.content or delta.reasoning or delta.tool_calls:
-            yield json_line(self._answer_line(delta.content, delta.reasoning, delta.tool_calls))
+            yield json_line(self._answer_object(delta.content, delta.reasoning, delta.tool_calls))
 
     def closing_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
-        yield json_line({**self._answer_line("", ""), **self._end_fields()})
+        yield json_line({**self._answer_object("", ""), **self._end_fields()})
 
     def failure_chunk(self, error: ApiError) -> bytes:
         """See `Answer`."""
@@ -275,7 +271,7 @@ def json_line(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def ollama_time() -> str:
+def current_time_text() -> str:
     """Return the time as Ollama writes it."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
@@ -285,7 +281,7 @@ def load_only_answer(model: str, chat: bool) -> dict[str, Any]:
     said = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
     return {
         "model": model,
-        "created_at": ollama_time(),
+        "created_at": current_time_text(),
         **said,
         "done": True,
         "done_reason": "load",

@@ -40,7 +40,7 @@ class PromptScores:
                         len(ids) - 1,
                         frozenset(),
                         sink,
-                        ForcedTokens(ids[1:], engine.vocab_size),
+                        ForcedTokensConstraint(ids[1:], engine.vocab_size),
                         common.top,
                         common.reuse,
                         common.client,
@@ -58,7 +58,7 @@ class PromptScores:
         return [sink.found for sink in self._sinks]
 
 
-class ForcedTokens:
+class ForcedTokensConstraint:
     """A constraint that allows one text, token by token."""
 
     def __init__(self, tokens: Sequence[int], size: int) -> None:

@@ -100,7 +100,7 @@ def _with_fetched_picture(part: Any, hosts: Sequence[str]) -> Any:
 
 def _fetch_picture(remote: RemotePicture) -> bytes:
     try:
-        return asyncio.run(_download(remote))
+        return asyncio.run(_download_picture(remote))
     except TimeoutError:
         raise invalid_error(
             remote.param, f"its host took more than {_SECONDS:.0f} seconds"
@@ -109,7 +109,7 @@ def _fetch_picture(remote: RemotePicture) -> bytes:
         raise ApiError(400, f"{remote.param}: {error}", param=remote.param) from None
 
 
-async def _download(remote: RemotePicture) -> bytes:
+async def _download_picture(remote: RemotePicture) -> bytes:
     """Return what an address has: without redirects, which could lead to another host."""
     data = bytearray()
     # One limit of all: httpx's own are of each piece alone, and a head may have a thousand. No

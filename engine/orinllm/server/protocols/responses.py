@@ -112,7 +112,7 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
         role = part.one_of("role", _ROLES, None)
         if role is None:
             raise invalid_error(part.path_of("role"), "is missing", "missing_required_parameter")
-        content = read_content(part, "content", _read_part, "")
+        content = read_content(part, "content", _read_text_or_image, "")
         message = _message_to_extend(messages, role == "assistant", role)
         message["content"] = _joined_content(message["content"], content)
     elif kind == "reasoning":
@@ -131,7 +131,7 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
         _message_to_extend(messages, True, "assistant").setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         told = {"role": "tool", "tool_call_id": part.required_text("call_id")}
-        messages.append({**told, "content": read_content(part, "output", _read_part, "")})
+        messages.append({**told, "content": read_content(part, "output", _read_text_or_image, "")})
     else:
         raise unsupported_error(part.path_of("type"), f"this server knows no item '{kind}'")
 
@@ -156,7 +156,7 @@ def _message_to_extend(messages: list[dict[str, Any]], joins: bool, role: str) -
     return messages[-1]
 
 
-def _read_part(inner: Fields) -> dict[str, Any]:
+def _read_text_or_image(inner: Fields) -> dict[str, Any]:
     if inner.required_text("type") != "input_image":
         return _read_text_part(inner)
     inner.text("detail")
@@ -192,12 +192,12 @@ class ResponsesAnswer(Answer):
         if said.delta.content or not said.delta.tool_calls:
             items.append(_new_item("message", said.delta.content))
         items += [_call_item(call) for call in said.delta.tool_calls]
-        return self._response(items, self._status())
+        return self._response_object(items, self._status_text())
 
-    def _status(self) -> str:
+    def _status_text(self) -> str:
         return "incomplete" if self._choices[0].finish == "length" else "completed"
 
-    def _response(self, items: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    def _response_object(self, items: list[dict[str, Any]], status: str) -> dict[str, Any]:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         sampling, over = self._common.sampling, status != "in_progress"
         return {
@@ -226,23 +226,23 @@ class ResponsesAnswer(Answer):
         }
 
     def _usage(self) -> dict[str, Any]:
-        prompt, said = self.run.n_prompt, self.n_answer_tokens
+        prompt, said = self.run.n_prompt_tokens, self.n_answer_tokens
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self.run.n_cached},
+            "input_tokens_details": {"cached_tokens": self.run.n_cached_tokens},
             "output_tokens": said,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + said,
         }
 
-    def _event(self, event: str, **more: Any) -> bytes:
+    def _sse_event(self, event: str, **more: Any) -> bytes:
         self._number += 1
         return sse_event({"type": event, "sequence_number": self._number, **more}, event)
 
     def opening_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
         for name in ("response.created", "response.in_progress"):
-            yield self._event(name, response=self._response([], "in_progress"))
+            yield self._sse_event(name, response=self._response_object([], "in_progress"))
 
     def event_chunks(self, event: ChoiceEvent) -> Iterator[bytes]:
         """See `Answer`."""
@@ -260,14 +260,16 @@ class ResponsesAnswer(Answer):
         if not self._items:
             yield from self._begin_item("message")
         yield from self._end_item()
-        status = self._status()
-        yield self._event(f"response.{status}", response=self._response(self._items, status))
+        status = self._status_text()
+        yield self._sse_event(
+            f"response.{status}", response=self._response_object(self._items, status)
+        )
 
     def failure_chunk(self, error: ApiError) -> bytes:
         """See `Answer`."""
         said = {"code": "server_error", "message": error.message}
-        failed = {**self._response(self._items, "failed"), "error": said}
-        return self._event("response.failed", response=failed)
+        failed = {**self._response_object(self._items, "failed"), "error": said}
+        return self._sse_event("response.failed", response=failed)
 
     def _begin_item(self, kind: str) -> Iterator[bytes]:
         if self._open == kind:
@@ -278,8 +280,8 @@ class ResponsesAnswer(Answer):
         self._items.append(item)
         index = len(self._items) - 1
         empty = {**item, "content": [], "status": "in_progress"}
-        yield self._event("response.output_item.added", output_index=index, item=empty)
-        yield self._event(
+        yield self._sse_event("response.output_item.added", output_index=index, item=empty)
+        yield self._sse_event(
             "response.content_part.added", **self._item_place(), part=item["content"][0]
         )
 
@@ -291,7 +293,7 @@ class ResponsesAnswer(Answer):
         self._items[-1]["content"][0]["text"] += text
         name = "output_text" if kind == "message" else "reasoning_text"
         more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        return self._event(f"response.{name}.delta", **self._item_place(), delta=text, **more)
+        return self._sse_event(f"response.{name}.delta", **self._item_place(), delta=text, **more)
 
     def _end_item(self) -> Iterator[bytes]:
         """Close the item that grows."""
@@ -301,21 +303,23 @@ class ResponsesAnswer(Answer):
         name = "output_text" if self._open == "message" else "reasoning_text"
         more: dict[str, Any] = {"logprobs": []} if self._open == "message" else {}
         self._open = ""
-        yield self._event(f"response.{name}.done", **self._item_place(), text=part["text"], **more)
-        yield self._event("response.content_part.done", **self._item_place(), part=part)
+        yield self._sse_event(
+            f"response.{name}.done", **self._item_place(), text=part["text"], **more
+        )
+        yield self._sse_event("response.content_part.done", **self._item_place(), part=part)
         index = len(self._items) - 1
-        yield self._event("response.output_item.done", output_index=index, item=item)
+        yield self._sse_event("response.output_item.done", output_index=index, item=item)
 
     def _call_events(self, item: dict[str, Any]) -> Iterator[bytes]:
         self._items.append(item)
         index = len(self._items) - 1
         place = {"item_id": item["id"], "output_index": index}
         begun = {**item, "arguments": "", "status": "in_progress"}
-        yield self._event("response.output_item.added", output_index=index, item=begun)
+        yield self._sse_event("response.output_item.added", output_index=index, item=begun)
         name, arguments = "response.function_call_arguments", item["arguments"]
-        yield self._event(f"{name}.delta", **place, delta=arguments)
-        yield self._event(f"{name}.done", **place, name=item["name"], arguments=arguments)
-        yield self._event("response.output_item.done", output_index=index, item=item)
+        yield self._sse_event(f"{name}.delta", **place, delta=arguments)
+        yield self._sse_event(f"{name}.done", **place, name=item["name"], arguments=arguments)
+        yield self._sse_event("response.output_item.done", output_index=index, item=item)
 
 
 def _new_item(kind: str, text: str) -> dict[str, Any]:

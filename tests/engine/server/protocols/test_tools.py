@@ -192,11 +192,11 @@ def test_bad_tools(fields: dict[str, Any], param: str) -> None:
 
 def test_files_that_are_no_template(tmp_path: Path) -> None:
     from orinllm.errors import BadInput
-    from orinllm.server.engine import read_description
+    from orinllm.server.engine import read_description_and_template
     from orinllm.server.options import EngineOptions
 
     with pytest.raises(BadInput, match=r"--chat-template .*none: "):
-        read_description(EngineOptions(smollm2(), template=tmp_path / "none"))
+        read_description_and_template(EngineOptions(smollm2(), template=tmp_path / "none"))
 
 
 def test_a_small_model_uses_a_result(api: openai.OpenAI) -> None:
