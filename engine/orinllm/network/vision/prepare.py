@@ -77,7 +77,7 @@ def tiles_and_thumbnail(image: Image.Image, size: int, longest: int) -> Tiles:
     return [*map(image.crop, boxes), _resize(image, size, size)], (rows, columns)
 
 
-def whole_block_tiles(image: Image.Image, cell: int, least: int, most: int) -> Tiles:
+def picture_in_whole_blocks(image: Image.Image, cell: int, least: int, most: int) -> Tiles:
     """Qwen-VL: the whole picture, in whole blocks of `cell` pixels a side.
 
     It has from `least` to `most` pixels then, about, and its ratio of sides, which is up to 200.
@@ -138,7 +138,7 @@ def _size_in_whole_tiles(size: tuple[int, int], tile: int) -> tuple[int, int]:
 WAYS: Mapping[str, Callable[..., Tiles]] = {
     "square": picture_as_square_tile,
     "tiled": tiles_and_thumbnail,
-    "blocks": whole_block_tiles,
+    "blocks": picture_in_whole_blocks,
 }
 
 
