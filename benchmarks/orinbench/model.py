@@ -127,7 +127,7 @@ def open_model(path: str | Path) -> ModelInfo:
             )
         return value
 
-    _require_known_types(path, tensors)
+    _require_supported_tensors(path, tensors)
     if _has_experts(tensors):
         number("expert_used_count")
     n_embd, n_heads = number("embedding_length"), number("attention.head_count")
@@ -155,7 +155,7 @@ def open_model(path: str | Path) -> ModelInfo:
     )
 
 
-def _require_known_types(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+def _require_supported_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
     for tensor in tensors.values():
         if tensor.type not in SUPPORTED_TYPES:
             raise BenchError(

@@ -77,8 +77,8 @@ class EngineVerdict:
         swapped = f" ({self.forgiven} within the error)" if self.forgiven else ""
         engine = f"{self.engine} (fused kernels)" if self.fused else self.engine
         found = (
-            f"{engine}: {self.quantity} off by {percent_text(self.relative_error)} of their spread "
-            f"(allowed {percent_text(self.tolerance)}: {self.arithmetic}), "
+            f"{engine}: {self.quantity} off by {share_text(self.relative_error)} of their spread "
+            f"(allowed {share_text(self.tolerance)}: {self.arithmetic}), "
             f"at most {self.max_abs_error:.1e}{kl}; "
             f"{self.top1_agreement:.0%} of {self.n_tokens} greedy tokens agree{swapped}; {layers}"
             f"{''.join(f'; a tie: {tie}' for tie in self.ties[:NAMED_TIES])}"
@@ -87,7 +87,7 @@ class EngineVerdict:
         return found if self.passed else f"{found}: FAILED: {'; '.join(self.failures)}"
 
 
-def percent_text(share: float) -> str:
+def share_text(share: float) -> str:
     """Return a share in percent, in two digits."""
     return f"{100 * share:.2g} %" if share < 10 else f"{share:.0f} times"
 

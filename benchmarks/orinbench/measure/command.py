@@ -28,9 +28,9 @@ from orinbench.measure.llama_flags import (
     LlamaBenchOptions,
     WholeWordCommand,
     all_devices_text,
-    llama_cpp_arguments,
+    passed_on_arguments,
     require_rpc_addresses,
-    with_llama_bench_flags,
+    with_version_and_hub_flags,
 )
 from orinbench.measure.models_and_backends import choose_backends, find_or_make_models
 from orinbench.measure.plan import (
@@ -83,7 +83,7 @@ FIRST_RUN = "everything works here; the kernels are made for GPUs (docs/measure/
     short_help="Measure a model on tinygrad and llama.cpp.",
     context_settings={"max_content_width": 100},
 )
-@with_llama_bench_flags
+@with_version_and_hub_flags
 @with_options(LlamaBenchOptions)
 def llama_bench_command(options: LlamaBenchOptions) -> int:
     """Measure a model on tinygrad and llama.cpp, with llama-bench's flags.
@@ -316,7 +316,7 @@ def make_backend(
         return made
     assert binary is not None
     extra = ["--no-warmup"] if options.no_warmup else []
-    extra += llama_cpp_arguments(options)
+    extra += passed_on_arguments(options)
     return LlamaCppBackend(binary, plan, options.timeout, extra, options.verbose, preload)
 
 
@@ -357,5 +357,5 @@ def ignored_flags(backend: str, path: str | None, options: LlamaBenchOptions) ->
         and not (knob.field == "n_threads" and backend.startswith("tinygrad:CPU"))
         and not (knob.field in ("type_k", "type_v") and path == "fused" and keys)
     ]
-    words = iter(llama_cpp_arguments(options))
+    words = iter(passed_on_arguments(options))
     return flags + [f"{flag} {value}" for flag, value in zip(words, words, strict=True)]

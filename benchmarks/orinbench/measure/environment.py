@@ -98,7 +98,7 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def gpu_name() -> str | None:
+def gpu_or_board_name() -> str | None:
     """Return the GPU's name: the board on a Jetson, NVML's name elsewhere."""
     if (board := _first_line(DEVICE_TREE_MODEL)) is not None:
         return board
@@ -107,7 +107,7 @@ def gpu_name() -> str | None:
     return None
 
 
-def gpu_driver_version() -> str | None:
+def driver_or_l4t_version() -> str | None:
     """Return the version of the NVIDIA driver or of L4T."""
     if (line := _first_line(NVIDIA_VERSION)) is not None:
         return next((word for word in line.split() if word[0].isdigit() and "." in word), None)

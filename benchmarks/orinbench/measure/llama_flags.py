@@ -155,7 +155,7 @@ _INSTEAD = {
 }
 
 
-def with_llama_bench_flags(command: Command) -> Command:
+def with_version_and_hub_flags(command: Command) -> Command:
     """Add the flags of llama-bench that end the command, or say how another is read."""
     instead = "Refused, with what does the same."
     for names, what, callback, is_flag in (
@@ -179,7 +179,7 @@ def require_rpc_addresses(options: LlamaBenchOptions) -> None:
             raise BenchError(f"-rpc {rpc}: '{server}' is no HOST:PORT")
 
 
-def llama_cpp_arguments(options: LlamaBenchOptions) -> list[str]:
+def passed_on_arguments(options: LlamaBenchOptions) -> list[str]:
     """Return the arguments for llama.cpp's binary."""
     given = [(f"--{name}", getattr(options, name)) for name in ("numa", "prio", "rpc")]
     return [word for flag, value in given if value is not None for word in (flag, str(value))]

@@ -48,19 +48,19 @@ def test_a_jetson_says_its_name_and_release(tmp_path: Path, monkeypatch: Patch) 
     assert found.l4t_release == "R36 (release), REVISION: 4.3, GCID: 38968081"
     assert found.memory_bytes is None
     assert found.cpu
-    assert environment.gpu_name() == "NVIDIA Jetson AGX Orin Developer Kit"
-    assert environment.gpu_driver_version() == "R36 (release), REVISION: 4.3, GCID: 38968081"
+    assert environment.gpu_or_board_name() == "NVIDIA Jetson AGX Orin Developer Kit"
+    assert environment.driver_or_l4t_version() == "R36 (release), REVISION: 4.3, GCID: 38968081"
 
 
 def test_a_discrete_gpus_driver(tmp_path: Path, monkeypatch: Patch) -> None:
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Fri\nGCC\n")
     monkeypatch.setattr(environment, "NVIDIA_VERSION", version)
-    assert environment.gpu_driver_version() == "580.159.04"
+    assert environment.driver_or_l4t_version() == "580.159.04"
     monkeypatch.setattr(environment, "NVIDIA_VERSION", tmp_path / "none")
     for none in (tmp_path / "none", tmp_path):  # a container may mount a folder there
         monkeypatch.setattr(environment, "L4T_RELEASE", none)
-        assert environment.gpu_driver_version() is None
+        assert environment.driver_or_l4t_version() is None
 
 
 def test_a_discrete_gpus_name_is_nvmls(monkeypatch: Patch, tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ def test_a_discrete_gpus_name_is_nvmls(monkeypatch: Patch, tmp_path: Path) -> No
     found: list[Any] = []
     monkeypatch.setattr(environment, "DEVICE_TREE_MODEL", tmp_path / "none")
     monkeypatch.setattr(nvml, "nvml_devices", lambda files: found)
-    assert environment.gpu_name() is None
+    assert environment.gpu_or_board_name() is None
     for handle, name in (("NVIDIA H200", "NVIDIA H200"), ("broken", None)):
         found[:] = [("0", nvml.NvmlDevice(Nvml, handle, FileReader(Roots())))]  # type: ignore[arg-type]
-        assert environment.gpu_name() == name
+        assert environment.gpu_or_board_name() == name
 
 
 def test_an_os_without_os_release(monkeypatch: Patch) -> None:

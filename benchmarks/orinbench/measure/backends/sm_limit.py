@@ -34,7 +34,7 @@ class GreenContext:
     def __init__(self, wanted: int) -> None:
         self.wanted, self.sms = wanted, 0
 
-    def create_context(self, pointer: Any, flags: int, device: Any) -> int:
+    def cu_ctx_create(self, pointer: Any, flags: int, device: Any) -> int:
         """Stand in for cuCtxCreate_v2; raises RuntimeError, one line, where there is none."""
         driver = ctypes.CDLL("libcuda.so.1")
         ordinal = int(getattr(device, "value", device))
@@ -75,7 +75,7 @@ def limit_multiprocessors() -> GreenContext | None:
     from orinllm.gpu.device import override_multiprocessors
 
     green = GreenContext(int(wanted))
-    cuda.cuCtxCreate_v2 = green.create_context
+    cuda.cuCtxCreate_v2 = green.cu_ctx_create
 
     def granted(device: str) -> int:
         Device[device]  # opens it

@@ -49,7 +49,7 @@ from orinbench.measure.backends.timed_models import (
     token_kernels_and_launches,
 )
 from orinbench.measure.backends.transformer_executor import TransformerExecutor
-from orinbench.measure.environment import gpu_driver_version, gpu_name, package_version
+from orinbench.measure.environment import driver_or_l4t_version, gpu_or_board_name, package_version
 from orinbench.measure.plan import Case
 from orinbench.measure.prompt_text import prompt_tokens, tokenizer_of
 from orinbench.measure.suite.case_timer import CaseTimer
@@ -101,8 +101,8 @@ class TinygradRunner:
             device=Device.DEFAULT,
             arch=str(getattr(device, "arch", "") or device.renderer.target.arch),
             renderer=type(device.renderer).__name__,
-            device_name=gpu_name() if on_gpu else None,
-            driver=gpu_driver_version() if on_gpu else None,
+            device_name=gpu_or_board_name() if on_gpu else None,
+            driver=driver_or_l4t_version() if on_gpu else None,
             n_threads=None if on_gpu else CPU_COUNT.value,
             sms=self._green.sms if self._green else None,
         )
