@@ -387,7 +387,7 @@ class CudaServer:
         if a[0] >> 32 & TOGETHER:
             self.workspace = self.workspace or self.malloc(8, "workspace", fresh=False)
             self._write_initial_content(self.workspace, 8, b"")
-            launch.workspace, launch.chunk_lanes = self.workspace, launch.thread_count
+            launch.workspace, launch.chunk_lanes = self.workspace, launch.grid_thread_count
         if any(instr.op == "malloc" for instr in code.kernel.instrs):
             self._make_heap()
         launch.heap = self.heap

@@ -31,14 +31,14 @@ class BlockBarriers:
         st, instr = self.run.st, ending.instr
         assert instr is not None
         lanes = st.active_lanes()
-        numbers = st.operand_values(ending.number, 32).astype(np.int64)
+        numbers = st.active_operand_values(ending.number, 32).astype(np.int64)
         counts = np.full(len(lanes), -1)
         if ending.count is not None:
-            counts = st.operand_values(ending.count, 32).astype(np.int64)
+            counts = st.active_operand_values(ending.count, 32).astype(np.int64)
         whole = (numbers == numbers[0]).all() and ((counts < 0) | (counts == st.threads)).all()
         if st.m is None and whole and not self.parked and ending.kind == "bar":
             if ending.reduce is not None:
-                reduce_blocks(st, ending.reduce, lanes)
+                reduce_by_block(st, ending.reduce, lanes)
             if st.shadow is not None:
                 st.shadow.on_block_barrier(lanes)
             return at + 1
@@ -53,12 +53,12 @@ class BlockBarriers:
             blocks = lanes // st.threads
             for key in sorted({*zip(blocks.tolist(), numbers.tolist(), strict=True)}):
                 mine = (blocks == key[0]) & (numbers == key[1])
-                self.count_arrivals(key, int(mine.sum()), int(counts[mine].max()))
+                self.add_arrivals(key, int(mine.sum()), int(counts[mine].max()))
             return at + 1
         self.parked.append((at + 1, lanes, numbers, counts, ending))
         return None
 
-    def count_arrivals(self, key: tuple[int, int], threads: int, need: int) -> None:
+    def add_arrivals(self, key: tuple[int, int], threads: int, need: int) -> None:
         """Count threads that arrive at a block's barrier: each `need` of them, with those that
         wait, complete it, and the next ones are of its next phase."""
         st, block = self.run.st, key[0]
@@ -106,7 +106,7 @@ class BlockBarriers:
                     need = int(live[here].sum())
                 if have >= need:
                     if have > need:
-                        waiting = self._first_to_arrive(here, waiting, need - have)
+                        waiting = self._first_lanes_to_arrive(here, waiting, need - have)
                     passing[here] |= waiting
                     self.arrived.pop((int(block), int(number)), None)
                     if st.shadow is not None and waiting.any():
@@ -117,7 +117,7 @@ class BlockBarriers:
             st.shadow.on_block_barrier(np.flatnonzero(passing & np.repeat(simple, st.threads)))
         return passing
 
-    def _first_to_arrive(
+    def _first_lanes_to_arrive(
         self, here: slice, waiting: NDArray[np.bool_], surplus: int
     ) -> NDArray[np.bool_]:
         """Of a block's lanes that wait those that complete the barrier; others wait again."""
@@ -158,7 +158,7 @@ class BlockBarriers:
         groups: Front = {}
         for at, (there, ending) in free.items():
             if ending.reduce is not None:
-                reduce_blocks(st, ending.reduce, there)
+                reduce_by_block(st, ending.reduce, there)
             groups[at] = None if len(there) == st.n else there
         self.parked = left
         self.run.distribute_to_fronts(groups)
@@ -178,14 +178,13 @@ class BlockBarriers:
                     )
 
 
-def reduce_blocks(st: ChunkState, reduce: tuple[str, Operand, Operand], lanes: Lanes) -> None:
+def reduce_by_block(st: ChunkState, reduce: tuple[str, Operand, Operand], lanes: Lanes) -> None:
     """bar.red: combine the predicate of all threads of each block."""
     kind, pred, goal = reduce
     st.m = None if len(lanes) == st.n else lanes
     block = lanes // st.threads
-    ones = np.bincount(block, weights=st.operand_values(pred, 1), minlength=st.blocks).astype(
-        np.uint32
-    )
+    holds = st.active_operand_values(pred, 1)
+    ones = np.bincount(block, weights=holds, minlength=st.blocks).astype(np.uint32)
     everyone = np.bincount(block, minlength=st.blocks)
     out = {"popc": ones, "or": ones > 0, "and": ones == everyone}[kind]
     st.write_register(goal, out[block])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .native.instructions import GROUPS, TABLE, InstructionText, register_effects, write_instruction
-from .native.values import KernelTables
-from .operands import TYPES, InstructionSite
+from .native.values import KernelNumbering
+from .operands import TYPES, InstructionInKernel
 from .parser.syntax import (
     Imm,
     Instr,
@@ -96,7 +96,7 @@ class KernelCode:
 
     kernel: Kernel
     module: PtxModule
-    frame: KernelTables
+    frame: KernelNumbering
     blocks: list[CodeBlock]
     texts: dict[int, InstructionText]
     kept: list[int]
@@ -115,7 +115,7 @@ class KernelCode:
         if not self.frame.watched:
             return self
         if self.plain is None:
-            self.plain = _make_code(self.module, self.kernel, None, self.frame.turns)
+            self.plain = _make_kernel_code(self.module, self.kernel, None, self.frame.turns)
         return self.plain
 
 
@@ -128,7 +128,7 @@ def _layout_variables(variables: list[Variable], start: int) -> tuple[dict[str, 
     return out, start
 
 
-def _meeting_mask(instr: Instr) -> Operand | None:
+def _membermask_operand(instr: Instr) -> Operand | None:
     """The mask of lanes that must execute this together, if it names one."""
     if instr.guard is not None:
         return None
@@ -143,7 +143,7 @@ def _meeting_mask(instr: Instr) -> Operand | None:
     return None
 
 
-def _access_granules(kernel: Kernel) -> dict[str, int]:
+def _granules_by_space(kernel: Kernel) -> dict[str, int]:
     """Bytes that every access to shared, and to global, memory takes or leaves as a whole."""
     out = {"shared": 16, "global": 16}
     for instr in kernel.instrs:
@@ -173,13 +173,13 @@ def compile_kernel(
     if kernel.refusal:
         raise PtxError(kernel.refusal)
     sites = [i for i in kernel.instrs if i.op in _MEMORY] if fine else None
-    return _make_code(module, kernel, sites, fine and turns)
+    return _make_kernel_code(module, kernel, sites, fine and turns)
 
 
-def _make_code(
+def _make_kernel_code(
     module: PtxModule, kernel: Kernel, sites: list[Instr] | None, turns: bool
 ) -> KernelCode:
-    frame = KernelTables(kernel, module, sites, turns)
+    frame = KernelNumbering(kernel, module, sites, turns)
     texts = {
         id(i): write_instruction(i, frame)
         for i in kernel.instrs
@@ -195,11 +195,11 @@ def _make_code(
     local, depth = _layout_variables([v for v in variables if v.space == "local"], 0)
     return KernelCode(
         kernel, module, frame, blocks, texts, kept, shared, end, local, -(-depth // 16) * 16,
-        bool(open_ended), sites or [], _access_granules(kernel) if frame.watched else {},
+        bool(open_ended), sites or [], _granules_by_space(kernel) if frame.watched else {},
     )  # fmt: skip
 
 
-def _block_starts(frame: KernelTables, texts: dict[int, InstructionText]) -> set[int]:
+def _block_starts(frame: KernelNumbering, texts: dict[int, InstructionText]) -> set[int]:
     """Starts of the pieces of code: labels, after jumps, at what lanes do together."""
     kernel = frame.kernel
     starts = {0, *kernel.labels.values()}
@@ -214,14 +214,14 @@ def _block_starts(frame: KernelTables, texts: dict[int, InstructionText]) -> set
     return starts
 
 
-def _cut_into_blocks(frame: KernelTables, texts: dict[int, InstructionText]) -> list[CodeBlock]:
+def _cut_into_blocks(frame: KernelNumbering, texts: dict[int, InstructionText]) -> list[CodeBlock]:
     kernel = frame.kernel
     order = sorted(s for s in _block_starts(frame, texts) if s < len(kernel.instrs))
     number = {at: n for n, at in enumerate(order)}
     blocks = []
     for at, end in zip(order, [*order[1:], len(kernel.instrs)], strict=True):
         instrs = kernel.instrs[at:end]
-        site, text = InstructionSite(instrs[-1], kernel, frame.module), texts.get(id(instrs[0]))
+        site, text = InstructionInKernel(instrs[-1], kernel, frame.module), texts.get(id(instrs[0]))
         ending = _block_ending(site, number)
         kind = CHAIN
         if ending.kind in ("bar", "arrive") or instrs[0].op in CALLS:
@@ -229,19 +229,19 @@ def _cut_into_blocks(frame: KernelTables, texts: dict[int, InstructionText]) -> 
             kind = BARRIER if plain and not ending.reduce and not site.i.guard else EVENT
         elif text is not None and (text.store or text.group):
             kind = STORE if text.store else GROUP
-        block = CodeBlock(kind, instrs, ending, _meeting_mask(instrs[0]))
+        block = CodeBlock(kind, instrs, ending, _membermask_operand(instrs[0]))
         block.alone = text is not None and text.alone
         block.polls = any(i.op == "atom" or any(m in _POLLS for m in i.mods) for i in instrs)
         blocks.append(block)
     return blocks
 
 
-def _block_ending(site: InstructionSite, number: dict[int, int]) -> BlockEnding:
+def _block_ending(site: InstructionInKernel, number: dict[int, int]) -> BlockEnding:
     """The ending of a block whose last instruction is this."""
     instr = site.i
     match instr.op:
         case "bra":
-            return BlockEnding("bra", (_target_block(site, number, instr.args[0]),), instr)
+            return BlockEnding("bra", (_block_of_label(site, number, instr.args[0]),), instr)
         case "exit" | "ret":
             return BlockEnding("exit", (END,), instr)
         case "brx":
@@ -249,17 +249,17 @@ def _block_ending(site: InstructionSite, number: dict[int, int]) -> BlockEnding:
             if not isinstance(table, SymbolAddress) or table.name not in site.kernel.tables:
                 raise site.make_error("unknown branch table")
             names = site.kernel.tables[table.name]
-            targets = tuple(_target_block(site, number, SymbolAddress(name)) for name in names)
-            return BlockEnding("brx", targets, instr, site.operand_at(0))
+            targets = tuple(_block_of_label(site, number, SymbolAddress(name)) for name in names)
+            return BlockEnding("brx", targets, instr, site.require_operand(0))
         case "bar" | "barrier":
             return _barrier_ending(site)
     return BlockEnding()
 
 
-def _barrier_ending(site: InstructionSite) -> BlockEnding:
+def _barrier_ending(site: InstructionInKernel) -> BlockEnding:
     args = site.i.args
     if site.has_modifier("warp"):
-        return BlockEnding("warp", (), site.i, site.operand_at(0))
+        return BlockEnding("warp", (), site.i, site.require_operand(0))
     if site.has_modifier("red"):
         kind = next(m for m in site.mods if m in ("popc", "and", "or"))
         values = [a for a in args[1:] if a is not None]
@@ -269,13 +269,12 @@ def _barrier_ending(site: InstructionSite) -> BlockEnding:
         return BlockEnding("bar", (), site.i, values[0], count, (kind, values[-1], args[0]))
     if not site.has_modifier("sync", "arrive"):
         raise site.make_error()
-    count = site.operand_at(1) if len(args) > 1 else None
-    return BlockEnding(
-        "arrive" if site.has_modifier("arrive") else "bar", (), site.i, site.operand_at(0), count
-    )
+    count = site.require_operand(1) if len(args) > 1 else None
+    kind = "arrive" if site.has_modifier("arrive") else "bar"
+    return BlockEnding(kind, (), site.i, site.require_operand(0), count)
 
 
-def _target_block(site: InstructionSite, number: dict[int, int], arg: Operand | None) -> int:
+def _block_of_label(site: InstructionInKernel, number: dict[int, int], arg: Operand | None) -> int:
     if not isinstance(arg, SymbolAddress):
         raise site.make_error("a branch needs a label")
     if arg.name not in site.kernel.labels:
@@ -283,7 +282,7 @@ def _target_block(site: InstructionSite, number: dict[int, int], arg: Operand | 
     return number.get(site.kernel.labels[arg.name], END)
 
 
-def successors(blocks: list[CodeBlock], n: int) -> list[int]:
+def successor_blocks(blocks: list[CodeBlock], n: int) -> list[int]:
     """Blocks that may follow block n, the next one last."""
     block, out = blocks[n], list(blocks[n].ending.targets)
     ending = block.ending
@@ -321,7 +320,7 @@ def _find_live_registers(
     while changed:
         changed = False
         for n in reversed(range(len(blocks))):
-            after = [blocks[t].alive for t in successors(blocks, n) if t != END]
+            after = [blocks[t].alive for t in successor_blocks(blocks, n) if t != END]
             live = set[int]().union(*after) - blocks[n].kills | blocks[n].reads
             if live != blocks[n].alive:
                 blocks[n].alive, changed = live, True

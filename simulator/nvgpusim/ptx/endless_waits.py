@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .parser.kernel_facts import clock_dependent_registers
-from .parser.syntax import Instr
 from .state import ChunkState, KernelFault, Lanes
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class EndlessWaits:
         while todo and stuck:
             at, lanes = todo.pop()
             run.groups = {at: lanes}
-            stuck = self.returns_to_same_state(at, lanes, looks)
+            stuck = self.runs_back_to_same_state(at, lanes, looks)
             self.merge_groups(left, run.groups)
         self.judging = False
         run.groups = kept
@@ -101,14 +100,14 @@ class EndlessWaits:
             self.run.push_lanes(at, lanes)
         self.run.groups = kept
 
-    def returns_to_same_state(self, at: int, lanes: Lanes | None, looks: list[Any]) -> bool:
+    def runs_back_to_same_state(self, at: int, lanes: Lanes | None, looks: list[Any]) -> bool:
         """True if the group is again where it was and has changed nothing."""
         run, st, machine = self.run, self.run.st, self.run.machine
         waiting = len(run.barriers.parked), len(run.waiting), len(run.meeting)
         alive = None if st.live is None else int(st.live.sum())
         before = self.clock_free_values(lanes)
         here = 0 if lanes is None else len(lanes)
-        machine.note_lane_reads(True)
+        machine.set_read_tracing(True)
         try:
             for _ in range(PIECES):
                 first = min(run.groups)
@@ -125,13 +124,13 @@ class EndlessWaits:
                 if len(run.groups) != 1 or at not in run.groups:
                     continue
                 now = run.groups[at]
-                if (0 if now is None else len(now)) == here and _same_bits(
+                if (0 if now is None else len(now)) == here and _have_same_bits(
                     before, self.clock_free_values(now)
                 ):
                     return True
         finally:
             looks += machine.looks[: machine.call.look_count].tolist()
-            machine.note_lane_reads(False)
+            machine.set_read_tracing(False)
         return False
 
     def clock_free_values(self, lanes: Lanes | None) -> list[Any]:
@@ -141,17 +140,9 @@ class EndlessWaits:
 
     def endless_loop_fault(self) -> KernelFault:
         """The fault of a loop that looks at nothing."""
-        at, lanes = next(iter(self.run.groups.items()))
-        st, self.run.st.m = self.run.st, lanes
-        instrs = self.run.blocks[at].instrs
-        return self._named_fault(
-            KernelFault(0, f"sync: an endless loop of {st.active_count()} threads"), instrs
-        )
-
-    def _named_fault(self, fault: KernelFault, instrs: list[Instr]) -> KernelFault:
-        fault.kind = "sync"
-        self.run.st.add_fault_place(fault, instrs[0] if instrs else None)
-        return fault
+        at, self.run.st.m = next(iter(self.run.groups.items()))
+        what = f"sync: an endless loop of {self.run.st.active_count()} threads"
+        return self.run.sync_fault(what, next(iter(self.run.blocks[at].instrs), None))
 
     def deadlock_fault(self, looks: list[Any]) -> KernelFault:
         """The fault of those who wait: at what, and where."""
@@ -174,10 +165,10 @@ class EndlessWaits:
         also = {key: f" and {n - 1} more" if n > 1 else "" for key, n in more.items()}
         what = "sync: deadlock: all threads that are left wait for what none of them changes; "
         what += "; ".join(text.replace("{more}", also[key]) for key, text in told.items())
-        if st.n < launch.thread_count:
+        if st.n < launch.grid_thread_count:
             what += " (blocks that start later cannot help: they wait for room)"
         st.m = np.array([looks[0][2]])
-        return self._named_fault(KernelFault(0, what), [instrs[looks[0][0]]])
+        return self.run.sync_fault(what, instrs[looks[0][0]])
 
 
 def _word_text(st: ChunkState, space: str, where: int) -> str:
@@ -190,7 +181,7 @@ def _word_text(st: ChunkState, space: str, where: int) -> str:
     return f"{where:#x}" if extent is None else f"{where:#x} (+{where - extent.va} in {extent})"
 
 
-def _same_bits(before: list[Any], now: list[Any]) -> bool:
+def _have_same_bits(before: list[Any], now: list[Any]) -> bool:
     for a, b in zip(before, now, strict=True):
         if a is not b and (a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")).any():
             return False

@@ -7,26 +7,26 @@ from numpy.typing import NDArray
 
 from ..memory import Access, MmuFault
 from .compile import MASKED, WHOLE
-from .native.tensor import wmma_matrix
-from .operands import InstructionSite, state_space
+from .native.tensor import wmma_matrix_shape
+from .operands import InstructionInKernel, state_space
 from .parser.syntax import Instr
-from .spaces import check_access
+from .spaces import raise_if_access_wrong
 from .state import ChunkState, KernelFault, Lanes
 
 
-def site_of(st: ChunkState, instr: Instr) -> InstructionSite:
+def instruction_in_kernel(st: ChunkState, instr: Instr) -> InstructionInKernel:
     """An instruction with what is known of its kernel."""
-    return InstructionSite(instr, st.launch.code.kernel, st.launch.code.module)
+    return InstructionInKernel(instr, st.launch.code.kernel, st.launch.code.module)
 
 
-def access_bytes(site: InstructionSite) -> int:
+def lane_access_size(site: InstructionInKernel) -> int:
     """Bytes of an access of a lane."""
     if site.i.op == "cp":
-        return site.integer_literal(2) or 8
+        return site.integer_literal_or_none(2) or 8
     if site.i.op in ("mbarrier", "ldmatrix"):
         return 16 if site.i.op == "ldmatrix" else 8
     if site.i.op == "wmma":
-        return wmma_matrix(site)[2]
+        return wmma_matrix_shape(site)[2]
     return site.type.bits // 8 * next((int(m[1:]) for m in site.mods if m in ("v2", "v4", "v8")), 1)
 
 
@@ -39,7 +39,7 @@ def access_kind(instr: Instr) -> Access:
 
 def access_fault(st: ChunkState, instr: Instr, lane: int, at: int, copied: bool) -> Exception:
     """The fault of a lane's access to an address; `copied`: of cp.async the source."""
-    site, st.m = site_of(st, instr), np.array([lane])
+    site, st.m = instruction_in_kernel(st, instr), np.array([lane])
     space, where = state_space(site), np.array([at], np.uint64)
     if instr.op in ("cp", "mbarrier"):
         space = "global" if copied else "shared"
@@ -48,26 +48,27 @@ def access_fault(st: ChunkState, instr: Instr, lane: int, at: int, copied: bool)
     space = "shared" if instr.op == "ldmatrix" else space
     st.fault_mask = None
     try:
-        check_access(st, space, where, access_bytes(site), access_kind(instr))
+        raise_if_access_wrong(st, space, where, lane_access_size(site), access_kind(instr))
     except (KernelFault, MmuFault) as e:
         st.add_fault_place(e, instr)
         return e
     fault = KernelFault(
-        0, f"no access of {access_bytes(site)} bytes to {at:#x} ({space}) is possible"
+        0, f"no access of {lane_access_size(site)} bytes to {at:#x} ({space}) is possible"
     )
     st.add_fault_place(fault, instr)
     return fault
 
 
-def check_lanes_together(st: ChunkState, instr: Instr) -> None:
+def raise_if_lanes_apart(st: ChunkState, instr: Instr) -> None:
     """Look at the lanes that are to do something together. Raises KernelFault."""
-    kept, st.m = st.m, st.guarded_lanes(instr)
+    kept, st.m = st.m, st.lanes_passing_guard(instr)
     try:
         st.at = instr
         if instr.op in WHOLE:
-            check_whole_warps(st)
+            require_whole_warps(st)
         elif instr.op in MASKED and ("sync" in instr.mods or instr.op in ("match", "redux")):
-            check_membermasks(st, st.operand_values(instr.args[MASKED[instr.op]], 32))
+            masks = st.active_operand_values(instr.args[MASKED[instr.op]], 32)
+            require_valid_membermasks(st, masks)
     except KernelFault as e:
         st.add_fault_place(e, instr)
         raise
@@ -78,14 +79,14 @@ def check_lanes_together(st: ChunkState, instr: Instr) -> None:
 # lanes of a warp
 
 
-def ballot(st: ChunkState, flag: NDArray[np.bool_]) -> NDArray[np.uint32]:
+def warp_ballot(st: ChunkState, flag: NDArray[np.bool_]) -> NDArray[np.uint32]:
     """Per active lane: bits of the active lanes of its warp whose flag is set."""
     warp = st.warp[st.active_lanes()]
     bits = np.where(flag, np.uint32(1) << st.lane[st.active_lanes()], np.uint32(0))
     return np.bincount(warp, bits).astype(np.uint32)[warp]  # no bit is there twice
 
 
-def check_membermasks(st: ChunkState, masks: NDArray[np.uint32]) -> None:
+def require_valid_membermasks(st: ChunkState, masks: NDArray[np.uint32]) -> None:
     """Trap a membermask that misses the executing lane or names one that is not here; note lanes
     that name each other with other masks."""
     lanes = st.active_lanes()
@@ -93,8 +94,8 @@ def check_membermasks(st: ChunkState, masks: NDArray[np.uint32]) -> None:
     if missing_own.any():
         lane = int(np.flatnonzero(missing_own)[0])
         raise KernelFault(0, f"membermask {int(masks[lane]):#x} misses the executing lane", lane)
-    alive = st.launch.alive_mask(st)
-    missing = masks & ~ballot(st, np.ones(len(lanes), bool)) & alive
+    alive = st.launch.warp_alive_masks(st)
+    missing = masks & ~warp_ballot(st, np.ones(len(lanes), bool)) & alive
     if missing.any():
         lane = int(np.flatnonzero(missing)[0])
         raise KernelFault(
@@ -106,7 +107,7 @@ def check_membermasks(st: ChunkState, masks: NDArray[np.uint32]) -> None:
     same = np.zeros(len(lanes), np.uint32)
     for mask in np.unique(masks):
         here = masks == mask
-        same[here] = ballot(st, here)[here]
+        same[here] = warp_ballot(st, here)[here]
     other = masks & ~same & alive
     if other.any():
         lane = int(np.flatnonzero(other)[0])
@@ -117,7 +118,7 @@ def check_membermasks(st: ChunkState, masks: NDArray[np.uint32]) -> None:
         st.launch.add_finding(st, what, f", {st.thread_text(lane)}")
 
 
-def check_whole_warps(st: ChunkState) -> None:
+def require_whole_warps(st: ChunkState) -> None:
     """Trap a warp-wide instruction that not all 32 threads of each warp execute."""
     lanes: Lanes = st.active_lanes()
     ok = len(lanes) % 32 == 0

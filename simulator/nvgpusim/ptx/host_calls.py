@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ..memory import MmuFault
-from .fault_causes import site_of
-from .operands import InstructionSite, Value
+from .fault_causes import instruction_in_kernel
+from .operands import InstructionInKernel, Value
 from .parser.syntax import Instr, SymbolAddress
 from .spaces import read_bytes
 from .state import ChunkState, KernelFault, KernelHeap
@@ -68,20 +68,22 @@ def printf_text(st: ChunkState, form: str, buffer: int) -> str:
     return _SPEC.sub(one, form)
 
 
-def _argument_values(site: InstructionSite, st: ChunkState) -> list[Value]:
+def _argument_values(site: InstructionInKernel, st: ChunkState) -> list[Value]:
     """The call's parameters in the active lanes."""
     regs = [site.kernel.slots[arg.name, 0] for arg in site.i.args if isinstance(arg, SymbolAddress)]
-    return [st.operand_values(reg, reg.bits) if reg.index in st.R else NOBODY for reg in regs]
+    return [
+        st.active_operand_values(reg, reg.bits) if reg.index in st.R else NOBODY for reg in regs
+    ]
 
 
-def _write_result(site: InstructionSite, st: ChunkState, value: Value) -> None:
+def _write_result(site: InstructionInKernel, st: ChunkState, value: Value) -> None:
     """Give the call's result."""
     arg = site.i.args[0]
     assert isinstance(arg, SymbolAddress)
     st.write_register(site.kernel.slots[arg.name, 0], value)
 
 
-def vprintf(site: InstructionSite, st: ChunkState) -> None:
+def vprintf(site: InstructionInKernel, st: ChunkState) -> None:
     """printf: thread after thread, to the program's output."""
     _, forms, buffers = _argument_values(site, st)
     lanes = st.active_lanes()
@@ -93,7 +95,7 @@ def vprintf(site: InstructionSite, st: ChunkState) -> None:
     _write_result(site, st, np.full(len(lanes), 1, np.uint32))
 
 
-def assertfail(site: InstructionSite, st: ChunkState) -> None:
+def assertfail(site: InstructionInKernel, st: ChunkState) -> None:
     """assert: the kernel ends with the message of the first thread."""
     message, file, line, function = (int(v[0]) for v in _argument_values(site, st)[:4])
     st.m = st.active_lanes()[:1]
@@ -103,47 +105,47 @@ def assertfail(site: InstructionSite, st: ChunkState) -> None:
     raise fault
 
 
-def malloc(site: InstructionSite, st: ChunkState) -> None:
+def malloc(site: InstructionInKernel, st: ChunkState) -> None:
     """malloc: thread after thread, from the launch's heap; 0 where that has no room."""
     _, sizes = _argument_values(site, st)
-    heap, line = _launch_heap(site, st), _source_line(site)
+    heap, line = _require_heap(site, st), _source_line_text(site)
     _write_result(site, st, np.array([heap.malloc(n, line) for n in sizes.tolist()], np.uint64))
 
 
-def free(site: InstructionSite, st: ChunkState) -> None:
+def free(site: InstructionInKernel, st: ChunkState) -> None:
     """free: thread after thread; a finding where malloc has not given the address."""
     (addresses,) = _argument_values(site, st)
-    heap, line = _launch_heap(site, st), _source_line(site)
+    heap, line = _require_heap(site, st), _source_line_text(site)
     place = f"PTX line {site.i.line}{line and ', ' + line}"
     for n, at in enumerate(addresses.tolist()):
         if at and (what := heap.free_or_explain(at, line)):
             text = f"{site.kernel.name}: bounds: free ({place}) by {st.thread_text(n)}: {what}"
             st.launch.findings.setdefault(f"free {site.i.line}", text)
     if st.shadow is not None:
-        st.shadow.on_freed()
+        st.shadow.on_heap_free()
 
 
-def _launch_heap(site: InstructionSite, st: ChunkState) -> KernelHeap:
+def _require_heap(site: InstructionInKernel, st: ChunkState) -> KernelHeap:
     if st.launch.heap is None:
         raise site.make_error("this GPU has no heap for kernels")
     return st.launch.heap
 
 
-def _source_line(site: InstructionSite) -> str:
+def _source_line_text(site: InstructionInKernel) -> str:
     return f"{site.i.source[0]}:{site.i.source[1]}" if site.i.source else ""
 
 
-def refuse_recursion(site: InstructionSite, st: ChunkState) -> None:
+def refuse_recursion(site: InstructionInKernel, st: ChunkState) -> None:
     """A function that calls itself, behind a call by address: a gap once a thread is there."""
     raise site.make_error("a function that calls itself is not supported")
 
 
-def trap(site: InstructionSite, st: ChunkState) -> None:
+def trap(site: InstructionInKernel, st: ChunkState) -> None:
     """trap: the kernel ends."""
     raise KernelFault(0x9, "trap")
 
 
-_CALLS: dict[str, Callable[[InstructionSite, ChunkState], None]] = {
+_CALLS: dict[str, Callable[[InstructionInKernel, ChunkState], None]] = {
     "vprintf": vprintf, "__assertfail": assertfail, "__recursion": refuse_recursion,
     "malloc": malloc, "free": free, "trap": trap,
 }  # fmt: skip
@@ -151,11 +153,11 @@ _CALLS: dict[str, Callable[[InstructionSite, ChunkState], None]] = {
 
 def serve_host_call(st: ChunkState, instr: Instr) -> None:
     """Do what the active lanes ask the host for. Raises KernelFault and MmuFault."""
-    kept, st.m = st.m, st.guarded_lanes(instr)
+    kept, st.m = st.m, st.lanes_passing_guard(instr)
     try:
         if st.m is None or len(st.m):
             st.at = instr
-            _CALLS[instr.op](site_of(st, instr), st)
+            _CALLS[instr.op](instruction_in_kernel(st, instr), st)
     except (KernelFault, MmuFault) as e:
         st.add_fault_place(e, instr)
         raise

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compile import KernelCode
-from .fault_causes import ballot
+from .fault_causes import warp_ballot
 from .native.machine import KEPT, NativeChunk, native_kernel_of
 from .operands import Value
 from .run import ChunkRun
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
-from .state import UNWRITTEN, ChunkState, KernelFault, KernelHeap, Memory
+from .state import UNWRITTEN, ChunkState, GpuMemory, KernelFault, KernelHeap
 
 if TYPE_CHECKING:
     from .sanitizer.sanitize import Sanitizer
@@ -82,7 +82,7 @@ class Launch:
     """
 
     code: KernelCode
-    vm: Memory
+    vm: GpuMemory
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     banks: dict[int, bytes]
@@ -138,11 +138,11 @@ class Launch:
         windows = {"shared": self.shared_window, "local": self.local_window}
         return self.bases.get(space, windows.get(space, 0))
 
-    def bank_of_space(self, space: str) -> int:
+    def bank_number_of_space(self, space: str) -> int:
         """Constant bank behind ld.param (0) or ld.const (3)."""
         return 0 if space == "param" else 3
 
-    def special_register(self, name: str, st: ChunkState) -> Value:
+    def special_register_value(self, name: str, st: ChunkState) -> Value:
         """A special register of a chunk; those that do not change are kept in it."""
         kind, _, axis = name.partition(".")
         if kind in ("%clock", "%clock_hi", "%clock64") or kind.startswith("%globaltimer"):
@@ -194,11 +194,11 @@ class Launch:
             return ids[0].astype(np.uint32)
         return np.repeat(ids.astype(np.uint32), st.threads)
 
-    def alive_mask(self, st: ChunkState) -> NDArray[np.uint32]:
+    def warp_alive_masks(self, st: ChunkState) -> NDArray[np.uint32]:
         """Per active lane: bits of its warp's lanes that have not exited."""
         lanes, mask = st.active_lanes(), st.m
         st.m = None
-        full = ballot(st, np.ones(st.n, bool) if st.live is None else st.live)
+        full = warp_ballot(st, np.ones(st.n, bool) if st.live is None else st.live)
         st.m = mask
         return full[lanes]
 
@@ -216,7 +216,7 @@ class Launch:
         return f"block {b}, thread {t}"
 
     @property
-    def thread_count(self) -> int:
+    def grid_thread_count(self) -> int:
         """Threads of the grid."""
         return int(np.prod(self.grid) * np.prod(self.block))
 
@@ -239,7 +239,7 @@ class Launch:
         if self.watch is None:
             self.code = self.code.unwatched_code()
         else:
-            self.watch.begin_launch(self)
+            self.watch.on_launch_begin(self)
         if self.shuffle is not None and total > 1:
             order = np.random.default_rng(self.shuffle).permutation(total)
         with np.errstate(all="ignore"):
@@ -258,9 +258,9 @@ class Launch:
         key = shape, self.shared_bytes, self.workspace, ids.tobytes()
         machine = native.idle.pop(key, None)
         if machine is None:
-            machine = NativeChunk(native, self, self.make_chunk(ids, threads))
+            machine = NativeChunk(native, self, self.make_chunk_state(ids, threads))
         else:
-            machine.reuse_for(self)
+            machine.reuse_for_launch(self)
         ChunkRun(machine, rng).run_to_end({0: None})
         machine.on_chunk_end()
         if self.code.local_bytes:
@@ -270,7 +270,7 @@ class Launch:
             native.idle.pop(next(iter(native.idle)), None)
         native.idle[key] = machine
 
-    def make_chunk(self, ids: NDArray[np.int64], threads: int) -> ChunkState:
+    def make_chunk_state(self, ids: NDArray[np.int64], threads: int) -> ChunkState:
         """Some blocks at their first instruction."""
         blocks = len(ids)
         thread, lane, warp, warp_base = lane_positions(blocks, threads)

@@ -48,7 +48,7 @@ TYPES = _make_types()
 U32, U64, PRED = TYPES["u32"], TYPES["u64"], TYPES["pred"]
 
 
-class InstructionSite:
+class InstructionInKernel:
     """One instruction and what it says of itself."""
 
     def __init__(self, instr: Instr, kernel: Kernel, module: PtxModule) -> None:
@@ -79,7 +79,7 @@ class InstructionSite:
             raise self.make_error("no type")
         return self.types[-1]
 
-    def operand_at(self, n: int) -> Operand:
+    def require_operand(self, n: int) -> Operand:
         """Operand n, which must be there."""
         if n >= len(self.i.args) or (arg := self.i.args[n]) is None:
             raise self.make_error(f"operand {n + 1} is missing")
@@ -90,12 +90,12 @@ class InstructionSite:
         arg = self.i.args[n]
         return list(arg.items) if isinstance(arg, Vec) else [arg]
 
-    def integer_literal(self, n: int) -> int | None:
+    def integer_literal_or_none(self, n: int) -> int | None:
         """The value of an integer literal operand."""
         arg = self.i.args[n] if n < len(self.i.args) else None
         return int(arg.value) if isinstance(arg, Imm) and arg.kind == "int" else None
 
-    def is_known_variable(self, name: str) -> bool:
+    def is_known_name(self, name: str) -> bool:
         """True if a variable of that name exists."""
         return (
             name in self.kernel.variables
@@ -114,7 +114,7 @@ SPECIALS = {f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for
 } | {f"%envreg{n}" for n in range(32)} | {f"%pm{n}" for n in range(8)}  # fmt: skip
 
 
-def literal_value(arg: Imm, t: PtxType, site: InstructionSite) -> Value:
+def literal_value(arg: Imm, t: PtxType, site: InstructionInKernel) -> Value:
     """A literal as a numpy scalar of type t."""
     if arg.kind == "f32":
         bits = int(arg.value)
@@ -124,7 +124,9 @@ def literal_value(arg: Imm, t: PtxType, site: InstructionSite) -> Value:
             return np.float64(np.uint32(bits).view(np.float32))
         raise site.make_error(f"a 0f literal is no .{t.name}")
     if arg.kind == "f64" or arg.kind == "float":
-        value = float(arg.value) if arg.kind == "float" else _float64_of_bits(int(arg.value))
+        value = float(arg.value)
+        if arg.kind == "f64":
+            (value,) = struct.unpack("<d", int(arg.value).to_bytes(8, "little"))
         if t.kind == "f":
             return t.dt.type(value)
         if t.bits == 64:
@@ -138,11 +140,6 @@ def literal_value(arg: Imm, t: PtxType, site: InstructionSite) -> Value:
     return CONTAINER[t.bits].type(bits).view(t.dt)
 
 
-def _float64_of_bits(bits: int) -> float:
-    value: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
-    return value
-
-
 SPACES = ("global", "shared", "local", "const", "param")
 HINTS = (
     "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "sc", "cta", "cluster", "gpu",
@@ -154,7 +151,7 @@ HINTS = (
 """Modifiers of accesses that change nothing here."""
 
 
-def state_space(site: InstructionSite) -> str:
+def state_space(site: InstructionInKernel) -> str:
     """State space named by the modifiers, "generic" without one."""
     if site.has_modifier("shared::cta"):
         return "shared"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .barriers import BlockBarriers
 from .compile import BARRIER, CALLS, EVENT, MASKED, BlockEnding, CodeBlock
 from .endless_waits import EndlessWaits
-from .fault_causes import access_fault, ballot, check_lanes_together
+from .fault_causes import access_fault, raise_if_lanes_apart, warp_ballot
 from .host_calls import serve_host_call
 from .native.machine import ARRIVALS, LOOK, NO_LIMIT, ROOM, SOURCE, WHOLE, WRONG, NativeChunk
 from .parser.syntax import Instr
@@ -128,7 +128,7 @@ class ChunkRun:
         left = PATIENCE
         while True:
             if at >= len(self.blocks):
-                self.st.exit_lanes()
+                self.st.exit_active_lanes()
                 return
             block, before = self.blocks[at], self.launch.steps
             if block.kind in (BARRIER, EVENT):
@@ -186,7 +186,8 @@ class ChunkRun:
             return self.check_and_retry_in_c(int(c.entry), trusted and c.entry == at)
         if how == WRONG:
             raise self.fault_found_by_c()
-        self.split_group_by_block()
+        for n, some in self.machine.iter_lanes_by_block():
+            self.push_lanes(n, some)
         return None
 
     def check_and_retry_in_c(self, at: int, again: bool) -> int | None:
@@ -201,13 +202,8 @@ class ChunkRun:
             return None
         if block.ending.kind == "warp":
             return self.execute_guarded_barrier(at, block.ending)
-        check_lanes_together(self.st, block.instrs[0])
+        raise_if_lanes_apart(self.st, block.instrs[0])
         return self.run_in_c(at, True)
-
-    def split_group_by_block(self) -> None:
-        """The lanes of the group are at different blocks."""
-        for n, lanes in self.machine.lanes_by_block():
-            self.push_lanes(n, lanes)
 
     def fault_found_by_c(self) -> Exception:
         """The fault of a lane that C could not go on with."""
@@ -293,9 +289,9 @@ class ChunkRun:
         """Of each active lane the mask that its block asks for, and who of it is not here."""
         st = self.st
         assert block.meet is not None
-        masks = st.operand_values(block.meet, 32)
-        here = ballot(st, np.ones(st.active_count(), bool))
-        return masks, masks & ~here & self.launch.alive_mask(st)
+        masks = st.active_operand_values(block.meet, 32)
+        here = warp_ballot(st, np.ones(st.active_count(), bool))
+        return masks, masks & ~here & self.launch.warp_alive_masks(st)
 
     def note_awaited_lanes(self, at: int, lanes: Lanes, missing: NDArray[np.uint32]) -> None:
         """Note lanes that others wait for at block `at` and that have more to do than to exit."""
@@ -306,11 +302,11 @@ class ChunkRun:
         np.bitwise_or.at(warps, self.st.warp[lanes], missing)
         for front in self.fronts or [self.groups]:
             for there, others in front.items():
-                if there > at and others is not None and not self.block_only_exits(there):
+                if there > at and others is not None and not self.is_exit_only_block(there):
                     asked = warps[self.st.warp[others]] >> self.st.lane[others] & 1
                     owing[others[asked != 0]] = True
 
-    def block_only_exits(self, at: int) -> bool:
+    def is_exit_only_block(self, at: int) -> bool:
         """True if block `at` does nothing but exit."""
         if at >= len(self.blocks):
             return True
@@ -342,14 +338,14 @@ class ChunkRun:
         """bar.warp.sync: go on when all lanes of the mask wait at one, anywhere."""
         st = self.st
         assert ending.instr is not None
-        lanes, masks = st.active_lanes(), st.operand_values(ending.number, 32)
+        lanes, masks = st.active_lanes(), st.active_operand_values(ending.number, 32)
         own = np.uint32(1) << st.lane[lanes]
         if ((masks & own) == 0).any():
             lane = int(np.flatnonzero((masks & own) == 0)[0])
             what = f"membermask {int(masks[lane]):#x} misses the executing lane"
             raise self.sync_fault(what, ending.instr, lane)
-        here = ballot(st, np.ones(len(lanes), bool))
-        alive = self.launch.alive_mask(st)
+        here = warp_ballot(st, np.ones(len(lanes), bool))
+        alive = self.launch.warp_alive_masks(st)
         if not (masks & ~here & alive).any():
             if st.shadow is not None:
                 st.shadow.on_warp_sync(lanes, masks)
@@ -372,8 +368,8 @@ class ChunkRun:
         here = np.zeros(len(lanes), np.uint32)
         for value in np.unique(masks):
             same = masks == value
-            here[same] = ballot(st, same)[same]
-        ready = (masks & ~here & self.launch.alive_mask(st)) == 0
+            here[same] = warp_ballot(st, same)[same]
+        ready = (masks & ~here & self.launch.warp_alive_masks(st)) == 0
         st.m = kept
         if not ready.any():
             return False
@@ -448,7 +444,7 @@ class ChunkRun:
         """Let the lanes wait at a barrier in which its guard holds; the others go on."""
         st, instr = self.st, ending.instr
         assert instr is not None
-        every, st.m = st.m, st.guarded_lanes(instr)
+        every, st.m = st.m, st.lanes_passing_guard(instr)
         if st.m is not every:
             assert st.m is not None
             if not len(st.m):

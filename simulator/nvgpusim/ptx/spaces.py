@@ -25,7 +25,7 @@ UNPLACED = 0x7E0000000000
 """Start of the addresses of variables that no relocation has placed, 4 GiB each."""
 
 
-def check_aligned(st: ChunkState, addr: Value, size: int) -> None:
+def raise_if_misaligned(st: ChunkState, addr: Value, size: int) -> None:
     """Trap the first lane whose address is no multiple of `size` bytes."""
     if size == 1:
         return
@@ -38,13 +38,7 @@ def check_aligned(st: ChunkState, addr: Value, size: int) -> None:
         )
 
 
-def _window_masks(st: ChunkState, addr: Value) -> tuple[Value, Value]:
-    """Masks of the lanes in the shared and in the local window."""
-    shared, local = st.launch.shared_window, st.launch.local_window
-    return (addr - np.uint64(shared)) < WINDOW_BYTES, (addr - np.uint64(local)) < WINDOW_BYTES
-
-
-def check_outside_windows(st: ChunkState, addr: NDArray[np.uint64]) -> None:
+def raise_if_in_window(st: ChunkState, addr: NDArray[np.uint64]) -> None:
     """Trap ld/st.global inside a window."""
     low, high = int(np.minimum.reduce(addr)), int(np.maximum.reduce(addr))
     for name, base in (("shared", st.launch.shared_window), ("local", st.launch.local_window)):
@@ -66,11 +60,13 @@ def split_by_space(st: ChunkState, space: str, addr: Value) -> list[tuple[str, A
     if space != "generic":
         return [(space, None, addr)]
     array = addr if addr.ndim else addr.reshape(1)
-    in_shared, in_local = _window_masks(st, array)
+    shared, local = st.launch.shared_window, st.launch.local_window
+    in_shared = (array - np.uint64(shared)) < WINDOW_BYTES
+    in_local = (array - np.uint64(local)) < WINDOW_BYTES
     parts: list[tuple[str, Any, Value]] = []
     for name, inside, base in (
-        ("shared", in_shared, st.launch.shared_window),
-        ("local", in_local, st.launch.local_window),
+        ("shared", in_shared, shared),
+        ("local", in_local, local),
         ("global", ~(in_shared | in_local), 0),
     ):
         hits = np.count_nonzero(inside)
@@ -134,12 +130,12 @@ def backing_and_offsets(
     return st.local.bytes, _local_offsets(st, lanes, addr, size)
 
 
-def check_constant_bounds(st: ChunkState, space: str, addr: Value, size: int) -> None:
+def raise_if_beyond_bank(st: ChunkState, space: str, addr: Value, size: int) -> None:
     """Trap an access beyond the constant bank behind `ld.param` or `ld.const`."""
-    bank = st.launch.banks.get(st.launch.bank_of_space(space))
+    bank = st.launch.banks.get(st.launch.bank_number_of_space(space))
     if bank is None:
         raise KernelFault(
-            BAD_CONSTANT, f"constant bank {st.launch.bank_of_space(space)} is not valid"
+            BAD_CONSTANT, f"constant bank {st.launch.bank_number_of_space(space)} is not valid"
         )
     top = int(addr.max())
     if top + size > len(bank):
@@ -148,41 +144,35 @@ def check_constant_bounds(st: ChunkState, space: str, addr: Value, size: int) ->
         )
 
 
-def check_access(
+def raise_if_access_wrong(
     st: ChunkState, space: str, addr: NDArray[np.uint64], size: int, access: Access
 ) -> None:
     """Find what is wrong with the active lanes' accesses. Raises KernelFault or MmuFault."""
-    _check_has_address(st, addr)
-    check_aligned(st, addr, size)
+    _raise_if_no_address(st, addr)
+    raise_if_misaligned(st, addr, size)
     if space in ("param", "const"):
         if access != "read":
             raise KernelFault(WRONG_SPACE, f"store to .{space}")
-        check_constant_bounds(st, space, addr, size)
+        raise_if_beyond_bank(st, space, addr, size)
         return
     for name, lanes, where in split_by_space(st, space, addr):
         if name != "global":
             backing_and_offsets(st, name, lanes, where, size)
             continue
-        check_outside_windows(st, where)
+        raise_if_in_window(st, where)
         try:
             st.launch.vm.gather(where, size, access)
-        except MmuFault as e:
-            raise with_active_lane(e, lanes) from None
+        except MmuFault as e:  # its lane counts among those here
+            e.lane = e.lane or 0 if lanes is None else int(lanes[e.lane or 0])
+            raise
 
 
-def _check_has_address(st: ChunkState, addr: NDArray[np.uint64]) -> None:
+def _raise_if_no_address(st: ChunkState, addr: NDArray[np.uint64]) -> None:
     """Trap an access to a variable that has no address."""
     number = int(addr[0]) - UNPLACED >> 32
     symbols = st.launch.code.frame.symbols
     if 0 <= number < len(symbols):
         st.launch.symbol_address(symbols[number][1])
-
-
-def with_active_lane(fault: MmuFault, lanes: Any) -> MmuFault:
-    """The fault with its lane counted among the active ones."""
-    lane = fault.lane or 0
-    fault.lane = lane if lanes is None else int(lanes[lane])
-    return fault
 
 
 def read_bytes(st: ChunkState, address: int, size: int) -> bytes:

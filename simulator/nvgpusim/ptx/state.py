@@ -53,7 +53,7 @@ class KernelFault(Exception):  # noqa: N818 - the hardware's name
         self.kind = ""
 
 
-class Memory(Protocol):
+class GpuMemory(Protocol):
     """The part of a GPU address space that a launch needs (nvgpusim.memory.GpuAddressSpace)."""
 
     def view_bytes(self, va: int, size: int, access: Access) -> memoryview:
@@ -93,7 +93,7 @@ class CompiledKernel(Protocol):
 
 
 class KernelHeap(Protocol):
-    """Memory that kernels' malloc gives."""
+    """GpuMemory that kernels' malloc gives."""
 
     def malloc(self, size: int, line: str) -> int:
         """The address of `size` bytes that nobody has written, 0 where there is no room."""
@@ -107,7 +107,7 @@ class KernelHeap(Protocol):
 class GridLaunch(Protocol):
     """A launch as its instructions see it: `launch.Launch`."""
 
-    vm: Memory
+    vm: GpuMemory
     banks: dict[int, bytes]
     shared_window: int
     local_window: int
@@ -135,19 +135,19 @@ class GridLaunch(Protocol):
         """Offset that cvta adds to an address of the space."""
         ...
 
-    def bank_of_space(self, space: str) -> int:
+    def bank_number_of_space(self, space: str) -> int:
         """Constant bank behind ld.param or ld.const."""
         ...
 
-    def special_register(self, name: str, st: ChunkState) -> Value:
+    def special_register_value(self, name: str, st: ChunkState) -> Value:
         """A special register of a chunk."""
 
     @property
-    def thread_count(self) -> int:
+    def grid_thread_count(self) -> int:
         """Threads of the grid."""
         ...
 
-    def alive_mask(self, st: ChunkState) -> NDArray[np.uint32]:
+    def warp_alive_masks(self, st: ChunkState) -> NDArray[np.uint32]:
         """Lanes of each active lane's warp that have not exited."""
         ...
 
@@ -171,7 +171,7 @@ class AccessObserver(Protocol):
 
     bounds: bool
 
-    def on_freed(self) -> None:
+    def on_heap_free(self) -> None:
         """A kernel has freed memory."""
 
     def on_block_barrier(self, lanes: Lanes) -> None:
@@ -227,16 +227,16 @@ class ChunkState:
         """Number of active lanes."""
         return self.n if self.m is None else len(self.m)
 
-    def operand_values(self, arg: Operand | None, bits: int) -> Value:
+    def active_operand_values(self, arg: Operand | None, bits: int) -> Value:
         """An operand of the active lanes, unsigned, or bool for a predicate."""
         kind = CONTAINER[bits]
         if isinstance(arg, NegatedPredicate):
-            return ~self.operand_values(arg.reg, 1)
+            return ~self.active_operand_values(arg.reg, 1)
         if isinstance(arg, Reg):
             value = self.R[arg.index]
             return (value if self.m is None else value[self.m]).astype(kind, copy=False)
         if isinstance(arg, SpecialRegister):
-            value = np.broadcast_to(self.launch.special_register(arg.name, self), self.n)
+            value = np.broadcast_to(self.launch.special_register_value(arg.name, self), self.n)
             return value[self.active_lanes()].astype(kind)
         if isinstance(arg, SymbolAddress):
             word = self.launch.symbol_address(arg.name) + arg.offset & (1 << bits) - 1
@@ -250,11 +250,11 @@ class ChunkState:
         if isinstance(arg, Reg) and arg.index in self.R:
             self.R[arg.index][self.active_lanes()] = value
 
-    def guarded_lanes(self, instr: Instr) -> Lanes | None:
+    def lanes_passing_guard(self, instr: Instr) -> Lanes | None:
         """The active lanes in which an instruction's guard holds."""
         if instr.guard is None:
             return self.m
-        holds = self.operand_values(instr.guard, 1) != instr.guard_not
+        holds = self.active_operand_values(instr.guard, 1) != instr.guard_not
         return self.m if holds.all() else self.active_lanes()[holds]
 
     def thread_text(self, lane: int) -> str:
@@ -276,7 +276,7 @@ class ChunkState:
                 place += f" ({instr.source[0]}:{instr.source[1]})"
         e.where = place
 
-    def exit_lanes(self) -> None:
+    def exit_active_lanes(self) -> None:
         """The current group is done."""
         if self.m is None:
             self.live = np.zeros(self.n, bool)

@@ -61,13 +61,13 @@ def test_blocks_start_in_a_drawn_order_as_many_as_the_sms_hold(
 ) -> None:
     """No option asks for it: CUDA promises no order, so no kernel may lean on one."""
     started: list[list[int]] = []
-    chunk = Launch.make_chunk
+    chunk = Launch.make_chunk_state
 
     def noted(self: Launch, ids: NDArray[np.int64], threads: int) -> ChunkState:
         started.append(ids.tolist())
         return chunk(self, ids, threads)
 
-    monkeypatch.setattr(Launch, "make_chunk", noted)
+    monkeypatch.setattr(Launch, "make_chunk_state", noted)
     blocks = 100
     a, b, out = (rig.alloc(4 * 256 * blocks) for _ in range(3))
     rig.at(a, 256 * blocks, np.float32)[:] = 7

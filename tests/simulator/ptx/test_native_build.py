@@ -29,13 +29,13 @@ def c(value: int) -> str:
 
 def test_a_library_that_others_can_write_is_not_loaded(folder: Path, capsys: Any) -> None:
     """One in a folder of theirs, one that is writable, a link."""
-    assert build.load_compiled(c(1))(None) == 1
+    assert build.load_run_function(c(1))(None) == 1
     (mine,) = folder.iterdir()
     assert (folder.stat().st_mode & 0o777, mine.stat().st_mode & 0o777) == (0o700, 0o600)
-    assert build.load_compiled(c(66))(None) == 66
+    assert build.load_run_function(c(66))(None) == 66
     (planted,) = set(folder.iterdir()) - {mine}
     kept = mine.stat().st_ino
-    assert build.load_compiled(c(1))(None) == 1 and mine.stat().st_ino == kept
+    assert build.load_run_function(c(1))(None) == 1 and mine.stat().st_ino == kept
 
     def writable() -> None:
         shutil.copy(planted, mine)
@@ -44,19 +44,19 @@ def test_a_library_that_others_can_write_is_not_loaded(folder: Path, capsys: Any
     for how in (writable, lambda: mine.symlink_to(planted)):
         mine.unlink()
         how()
-        assert build.load_compiled(c(1))(None) == 1
+        assert build.load_run_function(c(1))(None) == 1
         assert not mine.is_symlink() and mine.stat().st_mode & 0o777 == 0o600
     assert not capsys.readouterr().err
     folder.chmod(0o777)
     with pytest.raises(NoCompilerError, match="others may write there"):
-        build.load_compiled(c(1))
+        build.load_run_function(c(1))
 
 
 def test_a_part_of_a_library_is_compiled_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each in a folder of its own: one that is loaded is not read again."""
-    assert build.load_compiled(c(1))(None) == 1
+    assert build.load_run_function(c(1))(None) == 1
     (whole,) = folder.iterdir()
     for size in (0, 4, whole.stat().st_size // 2):
         other = tmp_path / f"cut {size}" / folder.name
@@ -65,7 +65,7 @@ def test_a_part_of_a_library_is_compiled_anew(
         cut.write_bytes(whole.read_bytes()[:size])
         cut.chmod(0o600)
         monkeypatch.setenv("NVGPUSIM_CACHE", str(other.parent))
-        assert build.load_compiled(c(1))(None) == 1
+        assert build.load_run_function(c(1))(None) == 1
         assert cut.stat().st_size == whole.stat().st_size
 
 
@@ -80,7 +80,7 @@ def test_a_compiler_that_hangs_is_asked_once(
     monkeypatch.setattr(build, "compiler_command", lambda: (str(script),))
     monkeypatch.setattr(build, "SECONDS", 2)
     with pytest.raises(NoCompilerError, match="was ended"):
-        build.load_compiled(c(1))
+        build.load_run_function(c(1))
     (child,) = pids.read_text().split()
     state = Path(f"/proc/{child}/stat")
     for _ in range(200):  # the kernel ends it in its own time
@@ -127,7 +127,7 @@ def test_another_version_compiles_anew(folder: Path, monkeypatch: pytest.MonkeyP
         if new:
             script.write_text(script.read_text().replace("99", "100"))
         build.compiler_version.cache_clear()
-        assert build.load_compiled(c(1))(None) == 1
+        assert build.load_run_function(c(1))(None) == 1
         counts.append(len(list(folder.iterdir())))
     assert counts == [1, 2, 2]
 
@@ -158,7 +158,7 @@ def test_ziglang_alone_compiles_once(
     monkeypatch.setattr(build, "compiler_command", lambda: command)
     for _ in range(2):
         build.compiler_version.cache_clear()
-        assert build.load_compiled('#include "machine.h"\n' + c(1))(None) == 1
+        assert build.load_run_function('#include "machine.h"\n' + c(1))(None) == 1
     assert not capsys.readouterr().err
     assert len(list(folder.iterdir())) == 1 and not list(here.iterdir())
 
@@ -167,11 +167,11 @@ def test_the_folder_does_not_grow_without_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "KEPT", 2)
-    assert build.load_compiled(c(1))(None) == 1
+    assert build.load_run_function(c(1))(None) == 1
     (first,) = folder.iterdir()
-    assert build.load_compiled(c(2))(None) == 2
+    assert build.load_run_function(c(2))(None) == 2
     for n, path in enumerate(folder.iterdir()):
         os.utime(path, (1e9 + n, 1e9 + n))
-    assert build.load_compiled(c(1))(None) == 1  # used again
-    assert build.load_compiled(c(3))(None) == 3
+    assert build.load_run_function(c(1))(None) == 1  # used again
+    assert build.load_run_function(c(3))(None) == 3
     assert len(list(folder.iterdir())) == 2 and first.exists()

@@ -73,7 +73,7 @@ def test_clean_kernels_are_not_told_of(kernel: str, monkeypatch: pytest.MonkeyPa
     """Barriers, shared memory and buffers: C alone records and judges them."""
     told: list[int] = []
     monkeypatch.setattr(
-        NativeShadow, "process_told_rows", lambda watcher: told.append(watcher.struct.told_count)
+        NativeShadow, "check_told_accesses", lambda watcher: told.append(watcher.struct.told_count)
     )
     case = next(c for c in CASES if c.kernel == kernel)
     watch, (vm, buf) = Sanitizer(frozenset(CHECKS)), launching.memory()

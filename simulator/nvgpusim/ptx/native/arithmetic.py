@@ -10,12 +10,8 @@ from .values import Emit, OperandWriter, unsigned_c_type
 S32 = TYPES["s32"]
 
 
-def _wide_c_type(t: PtxType) -> str:
+def _promoted_c_type(t: PtxType) -> str:
     return unsigned_c_type(max(32, t.bits))
-
-
-def _doubled_type(t: PtxType) -> PtxType:
-    return TYPES[f"{t.kind}{2 * t.bits}"]
 
 
 # integers
@@ -25,14 +21,14 @@ def _emit_add_sub(w: OperandWriter) -> str:
     t, op = w.type, w.i.op
     sign = "-" if op.startswith("sub") else "+"
     if t.kind in "fx":
-        return fl.emit_arithmetic(w, f"{{}} {sign} {{}}", 2)
+        return fl.emit_float_operation(w, f"{{}} {sign} {{}}", 2)
     w.refuse_other_modifiers("cc", "sat")
     u = TYPES[f"u{t.bits}"]
     if w.has_modifier("cc") or op in ("addc", "subc"):
         return _emit_with_carry(w, f"{op[:3]}_carry{t.bits}({w.arg(1, u)}, {w.arg(2, u)}", u)
     if w.has_modifier("sat"):
         return w.result(f"clamp_s32((int64_t){w.arg(1)} {sign} {w.arg(2)})")
-    return w.result(f"({_wide_c_type(t)}){w.arg(1)} {sign} ({_wide_c_type(t)}){w.arg(2)}")
+    return w.result(f"({_promoted_c_type(t)}){w.arg(1)} {sign} ({_promoted_c_type(t)}){w.arg(2)}")
 
 
 def _emit_with_carry(w: OperandWriter, call: str, u: PtxType) -> str:
@@ -43,33 +39,34 @@ def _emit_with_carry(w: OperandWriter, call: str, u: PtxType) -> str:
     return f"{{ uint32_t out; {w.result(f'{call}, {taken}, &out)', u)} {given} }}"
 
 
-def _product_expression(w: OperandWriter, t: PtxType) -> tuple[str, PtxType]:
+def _product_and_type(w: OperandWriter, t: PtxType) -> tuple[str, PtxType]:
     """Product of operands 1 and 2, and its type."""
     u = TYPES[f"u{t.bits}"]
     if w.has_modifier("wide", "hi"):
         if t.bits == 64:
             big = "__int128" if t.kind == "s" else "unsigned __int128"
             return f"(uint64_t)((({big}){w.arg(1)} * {w.arg(2)}) >> 64)", t
-        wide = _doubled_type(t)
+        wide = TYPES[f"{t.kind}{2 * t.bits}"]
         both = f"(({'' if t.kind == 's' else 'u'}int{2 * t.bits}_t){w.arg(1)} * {w.arg(2)})"
         return (both, wide) if w.has_modifier("wide") else (f"({both} >> {t.bits})", t)
     if not w.has_modifier("lo"):
         raise w.make_error("mul needs .lo, .hi or .wide")
-    return f"(({_wide_c_type(t)}){w.arg(1, u)} * ({_wide_c_type(t)}){w.arg(2, u)})", t
+    c_type = _promoted_c_type(t)
+    return f"(({c_type}){w.arg(1, u)} * ({c_type}){w.arg(2, u)})", t
 
 
 def _emit_mul(w: OperandWriter) -> str:
     if w.type.kind in "fx":
-        return fl.emit_arithmetic(w, "{} * {}", 2)
-    value, t = _product_expression(w, w.type)
+        return fl.emit_float_operation(w, "{} * {}", 2)
+    value, t = _product_and_type(w, w.type)
     return w.result(value, t)
 
 
 def _emit_mad(w: OperandWriter) -> str:
     if w.type.kind in "fx":
         return fl.emit_fma(w)
-    value, t = _product_expression(w, w.type)
-    wide, u = _wide_c_type(t), TYPES[f"u{t.bits}"]
+    value, t = _product_and_type(w, w.type)
+    wide, u = _promoted_c_type(t), TYPES[f"u{t.bits}"]
     if w.has_modifier("cc") or w.i.op == "madc":
         return _emit_with_carry(w, f"add_carry{t.bits}({value}, {w.arg(3, u)}", u)
     if w.has_modifier("sat"):
@@ -111,16 +108,14 @@ def _emit_neg_abs(w: OperandWriter) -> str:
     if t.kind in "fx":
         return fl.emit_sign(w)
     u = TYPES[f"u{t.bits}"]
-    minus = f"(0 - ({_wide_c_type(t)}){w.arg(1, u)})"
-    return w.result(
-        minus if w.i.op == "neg" else f"{w.arg(1)} < 0 ? {minus} : ({_wide_c_type(t)}){w.arg(1, u)}"
-    )
+    x = f"({_promoted_c_type(t)}){w.arg(1, u)}"
+    return w.result(f"0 - {x}" if w.i.op == "neg" else f"{w.arg(1)} < 0 ? 0 - {x} : {x}")
 
 
 def _emit_sad(w: OperandWriter) -> str:
     u = TYPES[f"u{w.type.bits}"]
     x, y = w.arg(1), w.arg(2)
-    wide = f"({_wide_c_type(u)})"
+    wide = f"({_promoted_c_type(u)})"
     gap = f"({x} > {y} ? {wide}{x} - {wide}{y} : {wide}{y} - {wide}{x})"
     return w.result(f"{gap} + {w.arg(3, u)}")
 
@@ -152,7 +147,7 @@ def _emit_logic(w: OperandWriter) -> str:
 
 
 def _emit_lop3(w: OperandWriter) -> str:
-    table = w.integer_literal(4)
+    table = w.integer_literal_or_none(4)
     kind = next((m for m in w.mods if m in ("and", "or")), None)
     if table is None:
         raise w.make_error("the table must be a literal")
@@ -179,7 +174,7 @@ def _emit_shift(w: OperandWriter) -> str:
     x, by = w.arg(1), w.arg(2, U32)
     if not left and t.kind == "s":
         return f"{{ uint32_t y = {by}; {w.result(f'{x} >> (y < {t.bits} ? y : {t.bits - 1})')} }}"
-    moved = f"({_wide_c_type(t)}){x} {'<<' if left else '>>'} y"
+    moved = f"({_promoted_c_type(t)}){x} {'<<' if left else '>>'} y"
     return f"{{ uint32_t y = {by}; {w.result(f'y < {t.bits} ? {moved} : 0')} }}"
 
 
@@ -190,7 +185,7 @@ def _emit_funnel_shift(w: OperandWriter) -> str:
     return f"{{ {by}{pair}{w.result('x << y >> 32' if w.has_modifier('l') else 'x >> y', U32)} }}"
 
 
-def _emit_bit_count(w: OperandWriter) -> str:
+def _emit_popc_clz_brev_bfind(w: OperandWriter) -> str:
     t, op = w.type, w.i.op
     u, end = TYPES[f"u{t.bits}"], "ll" if t.bits == 64 else ""
     if op == "popc":
@@ -206,7 +201,7 @@ def _emit_bit_count(w: OperandWriter) -> str:
     return f"{{ {unsigned_c_type(t.bits)} x = {w.arg(1, u)}; {turn}{value} }}"
 
 
-def _emit_bit_field(w: OperandWriter) -> str:
+def _emit_bfe_bfi(w: OperandWriter) -> str:
     t = TYPES[f"u{w.type.bits}"]
     if w.i.op == "bfi":
         places = f"{w.arg(3, U32)}, {w.arg(4, U32)}"
@@ -230,7 +225,7 @@ def _emit_prmt(w: OperandWriter) -> str:
     return f"{{ uint32_t n = {w.arg(3, U32)} & 3; {put} }}"
 
 
-def _emit_bit_mask(w: OperandWriter) -> str:
+def _emit_bmsk_szext_fns(w: OperandWriter) -> str:
     """bmsk, szext, fns."""
     x, y, t = w.arg(1, U32), w.arg(2, U32), w.type
     if w.i.op == "fns":
@@ -283,7 +278,8 @@ ARITHMETIC: dict[str, Emit] = {
     "neg": _emit_neg_abs, "abs": _emit_neg_abs, "sad": _emit_sad, "dp4a": _emit_dot_product,
     "dp2a": _emit_dot_product, **dict.fromkeys(("and", "or", "xor", "not", "cnot"), _emit_logic),
     "lop3": _emit_lop3, "shl": _emit_shift, "shr": _emit_shift, "shf": _emit_funnel_shift,
-    **dict.fromkeys(("popc", "clz", "brev", "bfind"), _emit_bit_count), "bfe": _emit_bit_field,
-    "bfi": _emit_bit_field, **dict.fromkeys(("bmsk", "szext", "fns"), _emit_bit_mask),
+    **dict.fromkeys(("popc", "clz", "brev", "bfind"), _emit_popc_clz_brev_bfind),
+    **dict.fromkeys(("bmsk", "szext", "fns"), _emit_bmsk_szext_fns),
+    **dict.fromkeys(("bfe", "bfi"), _emit_bfe_bfi),
     "prmt": _emit_prmt, "mov": _emit_mov, "selp": _emit_selp, "slct": _emit_slct,
 }  # fmt: skip

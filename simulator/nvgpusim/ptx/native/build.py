@@ -89,7 +89,7 @@ class KernelLibrary:
         self.run: Any = None
         for level in (WELL, QUICK):
             if self.run is None:
-                self.run = load_compiled(text, level, level == QUICK)
+                self.run = load_run_function(text, level, level == QUICK)
                 self.well = level == WELL
 
     def recompile_when_hot(self, instructions: int) -> None:
@@ -98,10 +98,10 @@ class KernelLibrary:
         if self.spent > HOT * len(self.text) and not self.well:
             self.well = True
             with suppress(NoCompilerError):  # it runs on as it is
-                self.run = load_compiled(self.text, WELL, True)
+                self.run = load_run_function(self.text, WELL, True)
 
 
-def load_compiled(text: str, level: str = QUICK, compile_it: bool = True) -> Any:
+def load_run_function(text: str, level: str = QUICK, compile_it: bool = True) -> Any:
     """The function `run` of a C file, found in the folder or, if asked, compiled now; else None.
 
     Raises NoCompilerError.
@@ -117,13 +117,13 @@ def load_compiled(text: str, level: str = QUICK, compile_it: bool = True) -> Any
             raise NoCompilerError(
                 f"{directory}: others may write there (it must be yours, mode 0700)"
             )
-        run = _load_kept(library)
+        run = _load_kept_function(library)
         if run is None and not compile_it:
             return None
         if run is None:
             _compile_library([*command, *FLAGS, level], text, library)
             run = ctypes.PyDLL(str(library)).run
-            _prune_folder(directory)
+            _prune_library_folder(directory)
     except subprocess.CalledProcessError as e:
         said = e.stderr.decode(errors="replace").splitlines()
         error = next((n for n in said if "error:" in n or "failed:" in n), "no message")
@@ -150,7 +150,7 @@ def _is_complete_elf(library: Path) -> bool:
         return bool(at + size * count <= os.fstat(file.fileno()).st_size)
 
 
-def _load_kept(library: Path) -> Any:
+def _load_kept_function(library: Path) -> Any:
     """The function of a library of the folder; None if there is none to be trusted."""
     try:
         if not _only_we_can_write(library, library.lstat()) or not _is_complete_elf(library):
@@ -191,7 +191,7 @@ def _run_compiler(line: list[str], text: str) -> str:
     return said.decode(errors="replace")
 
 
-def _prune_folder(directory: Path) -> None:
+def _prune_library_folder(directory: Path) -> None:
     """Delete what was used longest ago, where there is more than `KEPT`."""
     names = os.listdir(directory)
     if len(names) <= KEPT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ..compile import BARRIER, CHAIN, END, EVENT, GROUP, STORE, KernelCode, successors
+from ..compile import BARRIER, CHAIN, END, EVENT, GROUP, STORE, KernelCode, successor_blocks
 from ..operands import U32
 from ..parser.syntax import Instr, Reg
 from .instructions import guard_condition
@@ -29,12 +29,12 @@ def _register_c_type(code: KernelCode, index: int) -> str:
     return code.frame.register_c_type(code.kernel.regs[index])
 
 
-def _register_pointer(code: KernelCode, index: int) -> str:
-    kind, place = _register_c_type(code, index), _register_place(code, index)
+def _register_pointer_declaration(code: KernelCode, index: int) -> str:
+    kind, place = _register_c_type(code, index), _register_memory_expression(code, index)
     return f"{kind} *const restrict R{index} = {place};"
 
 
-def _register_load(code: KernelCode, index: int) -> str:
+def _register_load_statement(code: KernelCode, index: int) -> str:
     if code.kernel.regs[index].bits == 1:
         return f"r{index} = R{index}[i] != 0;"
     return f"r{index} = R{index}[i];"
@@ -45,7 +45,7 @@ WHO = "const Who og = who(c, i, 0), os = who(c, i, 1); (void)og, (void)os;"
 BLOCK = "uint64_t block = (uint32_t)i / (uint32_t)c->threads; (void)block;"
 
 
-def _register_place(code: KernelCode, index: int) -> str:
+def _register_memory_expression(code: KernelCode, index: int) -> str:
     """The memory of a register, "0" for one that nobody reads."""
     return f"c->reg[{code.kept.index(index)}]" if index in code.kept else "0"
 
@@ -56,16 +56,16 @@ def _driver_case(code: KernelCode, n: int) -> str:
     head = f"case {n}: c->at = {code.frame.numbers[id(instr)]};"
     group = code.texts[id(instr)].group
     if group is None:
-        return f"{head} {_store_statement(code, instr)} break;"
-    call = group.text(lambda index: _register_place(code, index))
+        return f"{head} {_memory_store_statement(code, instr)} break;"
+    call = group(lambda index: _register_memory_expression(code, index))
     if instr.guard is None:
         return f"{head} ok = {call}; break;"
-    place = _register_place(code, instr.guard.index)
+    place = _register_memory_expression(code, instr.guard.index)
     whole = f"const Group all = narrow(c, {place}, {int(instr.guard_not)});"
     return f"{head} {{ {whole} ok = !c->n || {call}; c->n = all.n; c->lanes = all.lanes; }} break;"
 
 
-def _store_statement(code: KernelCode, instr: Instr) -> str:
+def _memory_store_statement(code: KernelCode, instr: Instr) -> str:
     store = code.texts[id(instr)].store
     assert store is not None
 
@@ -74,10 +74,10 @@ def _store_statement(code: KernelCode, instr: Instr) -> str:
             return value
         if isinstance(value, int):
             return f"{{&(uint64_t){{{value:#x}ull}}, 0}}"
-        return f"{{{_register_place(code, value.index)}, {max(8, value.bits) // 8}}}"
+        return f"{{{_register_memory_expression(code, value.index)}, {max(8, value.bits) // 8}}}"
 
     values = ", ".join(column(v) for v in store.values)
-    guarded = "0" if instr.guard is None else _register_place(code, instr.guard.index)
+    guarded = "0" if instr.guard is None else _register_memory_expression(code, instr.guard.index)
     space = SPACE.get(store.space, "x")
     address, wide, offset = "{0, 0}", 1, f"{store.offset:#x}ull"
     if isinstance(store.address, str):
@@ -94,16 +94,16 @@ def _store_statement(code: KernelCode, instr: Instr) -> str:
     return f"ok = put_watched(c, {put}, {code.frame.site_number(instr)});"
 
 
-def _followers_in_c(code: KernelCode) -> list[list[int]]:
+def _followers_in_c_by_block(code: KernelCode) -> list[list[int]]:
     """By block: those that may follow it before the lane is given back."""
     blocks = code.blocks
 
     def follow(n: int, t: int) -> bool:
         apart = t == END or blocks[t].kind != CHAIN or blocks[t].alone
-        return not apart and not _jump_overtakes(code, n, t)
+        return not apart and not _jump_overtakes_lanes(code, n, t)
 
     return [
-        [t for t in successors(blocks, n) if follow(n, t)]
+        [t for t in successor_blocks(blocks, n) if follow(n, t)]
         if block.kind == CHAIN and not block.alone
         else []
         for n, block in enumerate(blocks)
@@ -129,12 +129,12 @@ def _predecessor_counts(code: KernelCode) -> list[int]:
     """By block: number of its predecessors."""
     out = [0] * len(code.blocks)
     for n in range(len(out)):
-        for t in {*successors(code.blocks, n)} - {END}:
+        for t in {*successor_blocks(code.blocks, n)} - {END}:
             out[t] += 1
     return out
 
 
-def _jump_overtakes(code: KernelCode, n: int, t: int) -> bool:
+def _jump_overtakes_lanes(code: KernelCode, n: int, t: int) -> bool:
     """True if a lane that jumps from block n to t may pass others that still store or meet.
 
     Lanes in step wait for them there. They are in a branch that it jumps over, or in a loop that it
@@ -146,7 +146,7 @@ def _jump_overtakes(code: KernelCode, n: int, t: int) -> bool:
     spans += [
         (first, last)
         for last in range(n, t)
-        for first in successors(code.blocks, last)
+        for first in successor_blocks(code.blocks, last)
         if first <= n
     ]
     return any(
@@ -159,7 +159,7 @@ class _ChainWriter:
 
     def __init__(self, code: KernelCode) -> None:
         self.code, self.blocks = code, code.blocks
-        self.goes_on = _followers_in_c(code)
+        self.goes_on = _followers_in_c_by_block(code)
         self.modified = _modified_registers(code, self.goes_on)
         self.arrivals = _predecessor_counts(code)
         self.exits: dict[int, set[int]] = {}
@@ -190,7 +190,7 @@ class _ChainWriter:
             text = code.texts[id(instr)].lines
             miss = f"{{ c->at = {code.frame.numbers[id(instr)]}; bad = a; goto miss; }}"
             lines.append(text.replace(MISS, miss))
-        targets, jump = successors(self.blocks, n), block.ending.instr
+        targets, jump = successor_blocks(self.blocks, n), block.ending.instr
         if block.ending.kind == "brx":
             assert jump is not None
             index = OperandWriter(jump, code.frame).operand_expression(jump.args[0], U32)
@@ -229,21 +229,16 @@ def _chain_function(code: KernelCode) -> Lines:
     entries, needed = [], chain.registers_needed()
     for n in inside:
         if n in chain.exits or not n or code.blocks[n - 1].kind != CHAIN:
-            loads = " ".join(_register_load(code, r) for r in sorted(needed[n]))
+            loads = " ".join(_register_load_statement(code, r) for r in sorted(needed[n]))
             entries.append(f"case {n}: {loads} goto B{n};")
-    return _lane_loop(code, entries, body)
-
-
-def _lane_loop(code: KernelCode, entries: Lines, body: Lines) -> Lines:
-    inside = [n for n, block in enumerate(code.blocks) if block.kind == CHAIN]
     who, told = (WHO, "tell(c->watch);") if code.frame.watched else ("", "")
-    named = sorted({r for n in inside for r in _block_registers(code, n)})
+    named = sorted({r for n in inside for r in _block_and_successor_registers(code, n)})
     return [
         "static int chain(Call *c) {",
         "int64_t moved = 0, count = 0, steps = 0; int same = 1; const int entry = (int)c->entry;",
         "const int64_t limit = c->limit; uint64_t bad = 0;",
         "Hit h[HITS]; memset(h, 0, sizeof h);",
-        *(_register_pointer(code, r) for r in code.kept if r in named),
+        *(_register_pointer_declaration(code, r) for r in code.kept if r in named),
         f"for (int64_t j = 0; j < c->n; j++) {{ {LANE} {BLOCK} {who}",
         "int64_t left = c->budget; const int64_t counted = count; int32_t next;",
         *(f"{_register_c_type(code, r)} r{r};" for r in named),
@@ -257,14 +252,14 @@ def _lane_loop(code: KernelCode, entries: Lines, body: Lines) -> Lines:
     ]  # fmt: skip
 
 
-def _block_registers(code: KernelCode, n: int) -> set[int]:
+def _block_and_successor_registers(code: KernelCode, n: int) -> set[int]:
     out = code.blocks[n].alive | code.blocks[n].writes
-    for t in successors(code.blocks, n):
+    for t in successor_blocks(code.blocks, n):
         out |= code.blocks[t].alive if t != END else set()
     return out
 
 
-def _no_write_after_barriers(code: KernelCode) -> list[int]:
+def _writeless_barrier_flags(code: KernelCode) -> list[int]:
     """By block: 1 for a barrier behind which no shared memory is written before the next one."""
     blocks = code.blocks
     writing = {
@@ -273,12 +268,12 @@ def _no_write_after_barriers(code: KernelCode) -> list[int]:
     out = []
     for n, block in enumerate(blocks):
         seen: set[int] = set()
-        ahead = [*successors(blocks, n)] if block.kind == BARRIER else []
+        ahead = [*successor_blocks(blocks, n)] if block.kind == BARRIER else []
         while ahead:
             t = ahead.pop()
             if t != END and t not in seen and blocks[t].kind != BARRIER:
                 seen.add(t)
-                ahead += successors(blocks, t)
+                ahead += successor_blocks(blocks, t)
         out.append(int(block.kind == BARRIER and not seen & writing))
     return out
 
@@ -301,7 +296,7 @@ def _driver_function(code: KernelCode) -> Lines:
     """
     blocks, watched = code.blocks, code.frame.watched
     kinds = ", ".join(str(block.kind) for block in blocks) or "0"
-    calm = ", ".join(map(str, _no_write_after_barriers(code))) if watched else ""
+    calm = ", ".join(map(str, _writeless_barrier_flags(code))) if watched else ""
     tables = f"static const uint8_t calm[] = {{{calm}}};"
     cross = "c->whole && cross(c, calm[c->entry])" if watched else "c->whole"
     together = [_driver_case(code, n) for n, b in enumerate(blocks) if b.kind in (STORE, GROUP)]

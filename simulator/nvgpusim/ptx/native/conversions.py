@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..operands import SPACES, TYPES, U32, PtxType
-from .floating import MODES, in_rounding_mode, rounding_mode, with_result_modifiers
+from .floating import MODES, in_rounding_mode, number_as_half, rounding_mode, with_result_modifiers
 from .values import Emit, OperandWriter, UnknownFormError, unsigned_c_type
 
 INTEGRAL = {"rni": "nearbyint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
@@ -25,25 +25,13 @@ def emit_cvt(w: OperandWriter) -> str:
         raise w.make_error("cvt needs two types")
     to, frm = w.types
     if to.name in ("f16x2", "bf16x2"):
-        low, high = (_narrowed_expression(w, to.name[:-2], w.arg(n, TYPES["f32"])) for n in (2, 1))
+        low, high = (number_as_half(w, to.name[:-2], w.arg(n, TYPES["f32"])) for n in (2, 1))
         return w.result(f"(uint32_t){high} << 16 | {low}", U32)
     if to.kind in "fx" and frm.kind in "fx":
         return _emit_float_to_float(w, to, frm)
     if frm.kind in "fx":
         return _emit_float_to_int(w, to, frm)
     return _emit_int_to_float(w, to, frm) if to.kind in "fx" else _emit_int_to_int(w, to, frm)
-
-
-def _narrowed_expression(w: OperandWriter, to: str, value: str, wide: bool = False) -> str:
-    """A number, exact or rounded to odd, as f16 or bf16; `wide`: it is a double."""
-    for mod, clamp in (("sat", "saturate"), ("relu", "relu")):
-        value = f"{clamp}({value})" if w.has_modifier(mod) else value
-    name = "half" if to == "f16" else "bf16"
-    if mode := rounding_mode(w):
-        return f"{name}_in({value}, {mode})"
-    if to == "bf16":
-        return f"to_bf16({f'odd_float({value})' if wide else value})"
-    return f"{'to' if wide else 'narrow'}_half({value})"
 
 
 def _emit_packed_integers(w: OperandWriter) -> str:
@@ -76,11 +64,11 @@ def _emit_float_to_float(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
     if integral:
         x = f"{integral}{'' if frm.name == 'f64' else 'f'}({x})"
     if to.name == "bf16" or (to.name == "f16" and frm.name != "f64"):
-        return w.result(_narrowed_expression(w, to.name, x, frm.name == "f64"), to)
+        return w.result(number_as_half(w, to.name, x, frm.name == "f64"), to)
     if frm.name == "f64" and to.name in ("f16", "f32"):  # a NaN keeps what fits of its payload
         if to.name == "f16":
             nan = "0" if w.has_modifier("sat") else "half_of_nan(y)"
-            put = w.result(f"y != y ? {nan} : {_narrowed_expression(w, 'f16', 'y', True)}", to)
+            put = w.result(f"y != y ? {nan} : {number_as_half(w, 'f16', 'y', True)}", to)
         else:
             near = in_rounding_mode(mode, "float", "(float){}", "y")
             put = w.result(with_result_modifiers(w, f"(y != y ? float_of_nan(y) : {near})"), to)
@@ -117,7 +105,7 @@ def _emit_int_to_float(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
     x = w.arg(1, frm)
     if to.name in ("f16", "bf16"):
         exact = f"odd_{frm.kind}64({x})" if frm.bits == 64 else f"(double){x}"
-        return w.result(_narrowed_expression(w, to.name, exact, True), to)
+        return w.result(number_as_half(w, to.name, exact, True), to)
     if to.name not in ("f32", "f64"):
         raise UnknownFormError
     value = in_rounding_mode(rounding_mode(w), _c_float_type(to), f"({_c_float_type(to)}){{}}", x)

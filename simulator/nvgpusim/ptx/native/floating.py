@@ -66,7 +66,7 @@ def _emit_float64(w: OperandWriter, mode: str, form: str, count: int) -> str:
     return f"{{ double y = {in_rounding_mode(mode, 'double', form, *ins)}; {put} }}"
 
 
-def emit_arithmetic(w: OperandWriter, form: str, count: int, wide: str = "") -> str:
+def emit_float_operation(w: OperandWriter, form: str, count: int, wide: str = "") -> str:
     """An operation of C on float32 or float64, on halves through float32.
 
     `wide`: the operation on halves whose result is a float64, rounded to odd.
@@ -88,7 +88,8 @@ def emit_arithmetic(w: OperandWriter, form: str, count: int, wide: str = "") -> 
 
     def one(part: str, *bits: str) -> str:
         numbers = (half_as_float(w, part, b) for b in bits)
-        return _float_as_half(w, part, (wide or form).format(*numbers), bool(wide))
+        half = number_as_half(w, part, (wide or form).format(*numbers), bool(wide))
+        return f"flush_half({half})" if part == "f16" and w.has_modifier("ftz") else half
 
     return _emit_halves(w, count, one)
 
@@ -100,13 +101,14 @@ def half_as_float(w: OperandWriter, part: str, bits: str) -> str:
     return f"from_half({f'flush_half({bits})' if w.has_modifier('ftz') else bits})"
 
 
-def _float_as_half(w: OperandWriter, part: str, value: str, wide: bool) -> str:
-    """A float, or a double that is exact or rounded to odd, as f16 or bf16."""
+def number_as_half(w: OperandWriter, part: str, value: str, wide: bool = False) -> str:
+    """A number, exact or rounded to odd, as f16 or bf16; `wide`: it is a double."""
     value = _with_clamps(w, value)
+    if mode := rounding_mode(w):
+        return f"{'half' if part == 'f16' else 'bf16'}_in({value}, {mode})"
     if part == "bf16":
         return f"to_bf16({f'odd_float({value})' if wide else value})"
-    half = f"{'to' if wide else 'narrow'}_half({value})"
-    return f"flush_half({half})" if w.has_modifier("ftz") else half
+    return f"{'to' if wide else 'narrow'}_half({value})"
 
 
 def _emit_halves(w: OperandWriter, count: int, one: Callable[..., str]) -> str:
@@ -126,14 +128,14 @@ def _emit_halves(w: OperandWriter, count: int, one: Callable[..., str]) -> str:
 def emit_fma(w: OperandWriter) -> str:
     """fma, and mad of floats."""
     form = f"fma{'f' if w.type.bits == 32 else ''}({{}}, {{}}, {{}})"
-    return emit_arithmetic(w, form, 3, "fma_odd({}, {}, {})")
+    return emit_float_operation(w, form, 3, "fma_odd({}, {}, {})")
 
 
 def emit_div(w: OperandWriter) -> str:
     """div of floats."""
     if w.type.kind == "x" or w.type.bits == 16:
         raise UnknownFormError
-    return emit_arithmetic(w, "{} / {}", 2)
+    return emit_float_operation(w, "{} / {}", 2)
 
 
 def emit_min_max(w: OperandWriter) -> str:
@@ -145,7 +147,7 @@ def emit_min_max(w: OperandWriter) -> str:
     if w.has_modifier("xorsign"):
         form = f"xorsign({{0}}, {{1}}, {form.format('fabsf({0})', 'fabsf({1})')})"
     if len(w.i.args) < 4:
-        return emit_arithmetic(w, form, 2)
+        return emit_float_operation(w, form, 2)
     if w.type.name != "f32":
         raise UnknownFormError
     x, y, z = _input_expressions(w, 3)
@@ -178,27 +180,27 @@ FTZ_NAN = 0x7FFFFFFF00000000
 _LIBRARY = {"ex2": "exp2", "lg2": "log2", "sin": "sin", "cos": "cos", "tanh": "tanh"}
 
 
-def emit_approximate(w: OperandWriter) -> str:
+def emit_special_function(w: OperandWriter) -> str:
     """rcp, sqrt, rsqrt, ex2, lg2, sin, cos, tanh."""
     op, name = w.i.op, w.type.name
     root = "sqrt{f}({{}})" if op == "sqrt" else "1{f} / {{}}"
     if name == "f64":
         if op == "rsqrt" or w.has_modifier("approx"):
-            return _emit_upper_word(w)
+            return _emit_approx_float64(w)
         if op not in ("rcp", "sqrt"):
             raise UnknownFormError
-        return emit_arithmetic(w, root.format(f="" if op == "sqrt" else ".0"), 1)
+        return emit_float_operation(w, root.format(f="" if op == "sqrt" else ".0"), 1)
     if op in ("rcp", "sqrt") and not w.has_modifier("approx"):
-        return emit_arithmetic(w, root.format(f="f" if op == "sqrt" else ".0f"), 1)
+        return emit_float_operation(w, root.format(f="f" if op == "sqrt" else ".0f"), 1)
     if rounding_mode(w):
         raise UnknownFormError
     if op in ("rcp", "sqrt", "rsqrt"):
         wide = {"rcp": "1.0 / {}", "sqrt": "sqrt({})", "rsqrt": "1.0 / sqrt({})"}[op]
-        return emit_arithmetic(w, f"(float)({wide.format('(double)({})')})", 1)
-    return emit_arithmetic(w, f"canon((float){_LIBRARY[op]}({{}}))", 1)
+        return emit_float_operation(w, f"(float)({wide.format('(double)({})')})", 1)
+    return emit_float_operation(w, f"canon((float){_LIBRARY[op]}({{}}))", 1)
 
 
-def _emit_upper_word(w: OperandWriter) -> str:
+def _emit_approx_float64(w: OperandWriter) -> str:
     """rcp.approx and rsqrt.approx of float64: the upper word of the exact result."""
     if not w.has_modifier("approx") or w.i.op == "sqrt":
         raise UnknownFormError
@@ -264,7 +266,7 @@ def _comparison_expression(w: OperandWriter, by: int = 0) -> str:
     return f"({{ __auto_type x = {x}; __auto_type y = {y}; (uint8_t)({test}); }})"
 
 
-def _comparison_statements(w: OperandWriter) -> tuple[str, str]:
+def _comparison_and_combiner(w: OperandWriter) -> tuple[str, str]:
     """Statements that leave a comparison's outcomes in p and q, and what combines them with c."""
     second = _comparison_expression(w, 16) if w.type.name.endswith("x2") else "!p"
     head = f"uint8_t p = {_comparison_expression(w)}; uint8_t q = {second};"
@@ -276,7 +278,7 @@ def _comparison_statements(w: OperandWriter) -> tuple[str, str]:
 
 def emit_setp(w: OperandWriter) -> str:
     """setp with one or two destinations; packed types give one for each half."""
-    test, more = _comparison_statements(w)
+    test, more = _comparison_and_combiner(w)
     d = w.i.args[0]
     first, second = (d.first, d.second) if isinstance(d, DestinationPair) else (d, None)
     puts = w.assignment(first, PRED, f"p{more}"), w.assignment(second, PRED, f"q{more}")
@@ -286,7 +288,7 @@ def emit_setp(w: OperandWriter) -> str:
 def emit_set(w: OperandWriter) -> str:
     """set: all ones or 1.0 where the comparison holds; packed sources fill a half each."""
     td = w.types[0]
-    test, more = _comparison_statements(w)
+    test, more = _comparison_and_combiner(w)
     true = TRUE.get(td.name, (1 << td.bits) - 1)
     if w.type.name.endswith("x2"):
         value = f"((p{more}) ? 0xFFFFu : 0) | ((q{more}) ? 0xFFFF0000u : 0)"
@@ -296,5 +298,5 @@ def emit_set(w: OperandWriter) -> str:
 
 FLOATING: dict[str, Emit] = {
     "fma": emit_fma, "copysign": emit_sign, "testp": emit_testp, "setp": emit_setp, "set": emit_set,
-    **dict.fromkeys(("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh"), emit_approximate),
+    **dict.fromkeys(("rcp", "sqrt", "rsqrt", *_LIBRARY), emit_special_function),
 }  # fmt: skip

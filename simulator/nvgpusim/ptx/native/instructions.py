@@ -9,10 +9,10 @@ from .arithmetic import ARITHMETIC
 from .conversions import CONVERSIONS
 from .floating import FLOATING
 from .groups import GROUPS as WARPS
-from .groups import GroupCall
-from .memory import MEMORY, Store, is_ordering_access, make_store
+from .groups import Writer
+from .memory import MEMORY, MemoryStore, is_ordering_access, make_memory_store
 from .tensor import TENSOR
-from .values import KernelTables, OperandWriter, UnknownFormError
+from .values import KernelNumbering, OperandWriter, UnknownFormError
 from .video import VIDEO
 
 TABLE = {**ARITHMETIC, **FLOATING, **VIDEO, **CONVERSIONS, **MEMORY}
@@ -29,8 +29,8 @@ class InstructionText:
     """
 
     lines: str = ""
-    store: Store | None = None
-    group: GroupCall | None = None
+    store: MemoryStore | None = None
+    group: Writer | None = None
     alone: bool = False
 
 
@@ -39,7 +39,7 @@ def guard_condition(instr: Instr) -> str:
     return "" if instr.guard is None else f"{'!' * instr.guard_not}r{instr.guard.index}"
 
 
-def write_instruction(instr: Instr, frame: KernelTables) -> InstructionText:
+def write_instruction(instr: Instr, frame: KernelNumbering) -> InstructionText:
     """An instruction in C. Raises PtxError for one, or a form, that nobody has written."""
     words = OperandWriter(instr, frame)
     if instr.op not in TABLE and instr.op not in GROUPS:
@@ -47,8 +47,8 @@ def write_instruction(instr: Instr, frame: KernelTables) -> InstructionText:
     try:
         if instr.op in GROUPS:
             return InstructionText(group=GROUPS[instr.op](words))
-        if instr.op == "st" and not _is_call_parameter(instr):
-            return InstructionText(store=make_store(words))
+        if instr.op == "st" and not _is_call_parameter_access(instr):
+            return InstructionText(store=make_memory_store(words))
         lines = TABLE[instr.op](words)
     except (
         UnknownFormError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError,
@@ -59,13 +59,13 @@ def write_instruction(instr: Instr, frame: KernelTables) -> InstructionText:
     return InstructionText(lines, alone=is_ordering_access(words))
 
 
-def _is_call_parameter(instr: Instr) -> bool:
+def _is_call_parameter_access(instr: Instr) -> bool:
     """True for a load or store of a call's parameter, which is a register."""
     places = (arg.base for arg in instr.args if isinstance(arg, Addr))
     return any(isinstance(base, SymbolAddress) and "@" in base.name for base in places)
 
 
-def _slot_registers(instr: Instr, kernel: Kernel) -> list[int]:
+def _call_parameter_registers(instr: Instr, kernel: Kernel) -> list[int]:
     """Registers behind the parameters of calls that an instruction names."""
     out = []
     for arg in instr.args:
@@ -85,7 +85,7 @@ def register_effects(
     `text`: None for one that the host serves.
     """
     every = {r for arg in instr.args for r in register_numbers(arg)}
-    slots = set(_slot_registers(instr, kernel))
+    slots = set(_call_parameter_registers(instr, kernel))
     if instr.guard is not None:
         every.add(instr.guard.index)
     flag = {kernel.carry_register().index} if instr.op in CARRYING or "cc" in instr.mods else set()

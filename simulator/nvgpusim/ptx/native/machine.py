@@ -39,7 +39,7 @@ _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int64
 
 
-class Call(ctypes.Structure):
+class CallStruct(ctypes.Structure):
     """`Call` of machine.h."""
 
     _fields_ = [
@@ -99,7 +99,7 @@ class NativeChunk:
 
     def __init__(self, native: NativeKernel, launch: GridLaunch, st: ChunkState) -> None:
         self.native, self.launch, self.st = native, launch, st
-        self.call = Call()
+        self.call = CallStruct()
         self.argument = ctypes.addressof(self.call)
         self.next = np.empty(st.n, np.int32)
         self.scratch, self.some, self.ended = (np.empty(st.n, np.uint64) for _ in range(3))
@@ -149,7 +149,9 @@ class NativeChunk:
         """Set what stays from launch to launch of one geometry."""
         st, launch, frame, c = self.st, self.launch, self.native.code.frame, self.call
         known = st.special
-        made = [known[n] if n in known else launch.special_register(n, st) for n in frame.specials]
+        made = [
+            known[n] if n in known else launch.special_register_value(n, st) for n in frame.specials
+        ]
         self.specials = [np.ascontiguousarray(v, np.uint32) for v in made]
         self.special_at = np.array([address_of(v) for v in self.specials], np.uint64)
         self.masks = np.array([-1 if v.ndim else 0 for v in made], np.int64)
@@ -181,7 +183,11 @@ class NativeChunk:
         """Set what each launch has of its own."""
         launch, c = self.launch, self.call
         for n, (kind, name) in enumerate(self.native.code.frame.symbols):
-            value = launch.window_base(name) if kind == "base" else self._symbol_address(n, name)
+            value = (
+                launch.window_base(name)
+                if kind == "base"
+                else self._symbol_or_unplaced_address(n, name)
+            )
             self.symbols[n] = value & (1 << 64) - 1
         zero, three = launch.banks.get(0, b""), launch.banks.get(3, b"")
         self.banks = np.frombuffer(zero or b"\0", np.uint8), np.frombuffer(three or b"\0", np.uint8)
@@ -191,14 +197,14 @@ class NativeChunk:
         c.bank3, c.bank3_bytes = address_of(self.banks[1]), len(three)
         c.shared_window, c.local_window = launch.shared_window, launch.local_window
 
-    def _symbol_address(self, n: int, name: str) -> int:
+    def _symbol_or_unplaced_address(self, n: int, name: str) -> int:
         """Address of a variable, or one where nothing lies, whose accesses say so."""
         try:
             return self.launch.symbol_address(name)
         except KernelFault:
             return UNPLACED + (n << 32)
 
-    def reuse_for(self, launch: GridLaunch) -> None:
+    def reuse_for_launch(self, launch: GridLaunch) -> None:
         """Take the chunk of another launch of the same geometry."""
         st = self.st
         self.launch = st.launch = launch
@@ -209,7 +215,7 @@ class NativeChunk:
         st.shared.fill(UNWRITTEN)
         if self.watcher is not None:
             st.shadow = launch.watch.make_shadow(st)
-            self.watcher.reuse_for(st)
+            self.watcher.reuse_for_chunk(st)
         self._zero_unwritten_registers()
 
     def on_chunk_end(self) -> None:
@@ -224,7 +230,7 @@ class NativeChunk:
             self.watcher.forget_launch()
             self.st.shadow = None
 
-    def note_lane_reads(self, on: bool) -> None:
+    def set_read_tracing(self, on: bool) -> None:
         """Begin or end to note what lanes read, and how often they change memory."""
         native, c = self.native, self.call
         c.look_count = c.changes = 0
@@ -259,19 +265,19 @@ class NativeChunk:
         c.entry, c.limit, c.budget, c.trusted = entry, limit, budget, trusted
         c.ticks, c.later = launch.thread_instrs, launch.later
         if self.watcher is not None:
-            self.watcher.before_run(self.rows)
+            self.watcher.on_run_begin(self.rows)
         library = self.native.library
         if self.looks is not None and self.native.looking is not None:
             c.limit, c.budget, library = 0, 0, self.native.looking  # a piece at a time
         how: int = library.run(self.argument)
         if self.watcher is not None:
-            self.watcher.after_run()
+            self.watcher.on_run_end()
         launch.thread_instrs += c.instructions
         self.native.library.recompile_when_hot(c.instructions)
         launch.moved += c.moved
         return how
 
-    def lanes_by_block(self) -> Iterator[tuple[int, Lanes]]:
+    def iter_lanes_by_block(self) -> Iterator[tuple[int, Lanes]]:
         """Blocks where the lanes go on, and which lanes."""
         lanes, where = self.st.active_lanes(), self.next[: self.call.n]
         while len(where):  # few places: faster than to sort

@@ -33,7 +33,7 @@ def _access_shape(w: OperandWriter) -> tuple[PtxType, int, str]:
     return t, next((int(m[1:]) for m in w.mods if m in ("v2", "v4", "v8")), 1), state_space(w)
 
 
-def _parameter_slot(w: OperandWriter, n: int) -> Reg | None:
+def _call_parameter_or_none(w: OperandWriter, n: int) -> Reg | None:
     """The register of a call's parameter, where operand n is one."""
     arg = w.i.args[n]
     if isinstance(arg, Addr) and isinstance(arg.base, SymbolAddress) and "@" in arg.base.name:
@@ -44,11 +44,12 @@ def _parameter_slot(w: OperandWriter, n: int) -> Reg | None:
 
 
 def _address_expression(w: OperandWriter, n: int) -> str:
-    arg = w.operand_at(n)
+    arg = w.require_operand(n)
     if not isinstance(arg, Addr):
         raise w.make_error(f"operand {n + 1} must be an address")
     if isinstance(arg.base, SymbolAddress):
-        return f"(uint64_t){w.variable_address(SymbolAddress(arg.base.name, arg.offset), 64)}"
+        variable = SymbolAddress(arg.base.name, arg.offset)
+        return f"(uint64_t){w.variable_address_expression(variable, 64)}"
     if isinstance(arg.base, Imm):
         return f"{(int(arg.base.value) + arg.offset) & (1 << 64) - 1:#x}ull"
     bits = arg.base.bits
@@ -56,7 +57,7 @@ def _address_expression(w: OperandWriter, n: int) -> str:
     return f"(uint64_t)({unsigned_c_type(bits)})({w.register_expression(arg.base)} + {offset})"
 
 
-def _checked_pointer(w: OperandWriter, space: str, size: int, hit: str) -> str:
+def _checked_pointer_expression(w: OperandWriter, space: str, size: int, hit: str) -> str:
     """The checked place of address a, 0 where it is not right."""
     match space:
         case "global":
@@ -72,7 +73,7 @@ def _checked_pointer(w: OperandWriter, space: str, size: int, hit: str) -> str:
     return f"generic(c, {hit}, i, block, a, {size}, 0)"
 
 
-def _pointer_statements(w: OperandWriter, space: str, size: int) -> str:
+def _pointer_declaration(w: OperandWriter, space: str, size: int) -> str:
     """Statements that declare q, the place of address a."""
     if w.frame.watched and space in SPACE:
         site = w.frame.site_number(w.i)
@@ -84,10 +85,10 @@ def _pointer_statements(w: OperandWriter, space: str, size: int) -> str:
         if is_ordering_access(w):
             where = f"load_told(c, i, '{SPACE[space]}', a, {size}, {site})"
         if "HIT" in where:
-            where = where.replace("HIT", w.frame.new_mapping_slot())
+            where = where.replace("HIT", w.frame.new_mapping_slot_expression())
         return f"const uint8_t *q = {where}; if (unlikely(!q)) {MISS}"
-    hit = w.frame.new_mapping_slot() if space in ("global", "generic") else ""
-    where = _checked_pointer(w, space, size, hit)
+    hit = w.frame.new_mapping_slot_expression() if space in ("global", "generic") else ""
+    where = _checked_pointer_expression(w, space, size, hit)
     if space == "global":
         near = f"likely(hit({hit}, a, {size})) ? ({hit})->base + (a - ({hit})->start)"
         where = f"{near} : {where}"
@@ -102,7 +103,7 @@ def _c_type(t: PtxType) -> str:
 
 def emit_load(w: OperandWriter) -> str:
     """ld: scalar and vector, kernel and call parameters."""
-    if (slot := _parameter_slot(w, 1)) is not None:
+    if (slot := _call_parameter_or_none(w, 1)) is not None:
         return w.result(w.operand_expression(slot, w.type))
     t, count, space = _access_shape(w)
     size, items = t.bits // 8, w.operand_items(0)
@@ -124,21 +125,21 @@ def emit_load(w: OperandWriter) -> str:
             test = f"if (unlikely(c->param_bytes < {end})) {miss}"
             return f"{{ {test} const uint8_t *q = c->param + {at}; {' '.join(puts)} }}"
     moved = f"moved += {size * count}; " if space in ("global", "generic") else ""
-    found = _pointer_statements(w, space, size * count)
+    found = _pointer_declaration(w, space, size * count)
     if space in SPACE and space != "local":
         found += f" seen(c, {w.frame.numbers[id(w.i)]}, '{SPACE[space]}', i, a);"
     return f"{{ uint64_t a = {_address_expression(w, 1)}; {found} {moved}{' '.join(puts)} }}"
 
 
-def emit_parameter_store(w: OperandWriter) -> str:
+def emit_call_parameter_store(w: OperandWriter) -> str:
     """st to a call's parameter: a register."""
-    slot = _parameter_slot(w, 0)
+    slot = _call_parameter_or_none(w, 0)
     if slot is None:
         raise UnknownFormError
     return w.assignment(slot, w.type, w.arg(1))
 
 
-class Store(NamedTuple):
+class MemoryStore(NamedTuple):
     """A store to memory: space, address, elements of `size` bytes that are registers or bits.
 
     `address`: a register, or C of what is the same for all lanes.
@@ -151,7 +152,7 @@ class Store(NamedTuple):
     values: list[Reg | int]
 
 
-def make_store(w: OperandWriter) -> Store:
+def make_memory_store(w: OperandWriter) -> MemoryStore:
     """st to memory."""
     t, count, space = _access_shape(w)
     items, arg = w.operand_items(1), w.i.args[0]
@@ -169,13 +170,14 @@ def make_store(w: OperandWriter) -> Store:
             values.append(int(word.reshape(1).view(f"u{word.itemsize}")[0]))
         else:
             raise w.make_error("this operand cannot be stored")
-    return Store(space, address, offset, t.bits // 8, values)
+    return MemoryStore(space, address, offset, t.bits // 8, values)
 
 
 def base_and_offset(w: OperandWriter, arg: Addr) -> tuple[Reg | str, int]:
     """The base of an address, a register or C of what all lanes have, and what is added to it."""
     if isinstance(arg.base, SymbolAddress):
-        return w.variable_address(SymbolAddress(arg.base.name, 0), 64), arg.offset & (1 << 64) - 1
+        address = w.variable_address_expression(SymbolAddress(arg.base.name, 0), 64)
+        return address, arg.offset & (1 << 64) - 1
     if isinstance(arg.base, Imm):
         return "0", (int(arg.base.value) + arg.offset) & (1 << 64) - 1
     if arg.base.bits < 32:
@@ -201,7 +203,7 @@ def emit_isspacep(w: OperandWriter) -> str:
 
 
 MEMORY: dict[str, Emit] = {
-    "ld": emit_load, "ldu": emit_load, "st": emit_parameter_store, "isspacep": emit_isspacep,
+    "ld": emit_load, "ldu": emit_load, "st": emit_call_parameter_store, "isspacep": emit_isspacep,
     **dict.fromkeys(
         ("membar", "fence", "nanosleep", "pmevent", "griddepcontrol", "prefetch", "prefetchu",
          "discard", "applypriority"), emit_hint_or_fence,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..operands import InstructionSite, state_space
+from ..operands import InstructionInKernel, state_space
 from ..parser.syntax import Operand
-from .groups import NOTHING, GroupCall, Place, place_writer, result_place_text, source_writer
+from .groups import NOTHING, Writer, place_writer, result_place_writer, source_writer
 from .memory import SPACE
 from .values import OperandWriter, UnknownFormError
 
@@ -23,9 +23,7 @@ _BYTES = {"f16": 2, "bf16": 2, "s8": 1, "u8": 1, "tf32": 4, "f64": 8, "f32": 4, 
 _ELEMENTS = {"f16": 16, "bf16": 16, "tf32": 32, "f64": 64, "s8": 8, "u8": 8}
 
 
-def _fragment_writer(
-    w: OperandWriter, items: list[Operand | None], kind: str, per: int
-) -> Callable[[Place], str]:
+def _fragment_writer(w: OperandWriter, items: list[Operand | None], kind: str, per: int) -> Writer:
     bits = 64 if kind == "f64" else 32
     registers = [source_writer(w, item, bits) for item in items]
     return lambda place: (
@@ -33,12 +31,12 @@ def _fragment_writer(
     )
 
 
-def _results_writer(w: OperandWriter, bits: int) -> Callable[[Place], str]:
-    goals = [result_place_text(item, bits) for item in w.operand_items(0)]
+def _results_writer(w: OperandWriter, bits: int) -> Writer:
+    goals = [result_place_writer(item, bits) for item in w.operand_items(0)]
     return lambda place: f"(void *[]){{{', '.join(g(place) for g in goals)}}}"
 
 
-def emit_mma(w: OperandWriter) -> GroupCall:
+def emit_mma(w: OperandWriter) -> Writer:
     """mma.sync row.col of f16, bf16, tf32, f64 and 8-bit integers."""
     shape = next((m for m in w.mods if m in MMA_SHAPES), None)
     if (
@@ -65,10 +63,10 @@ def emit_mma(w: OperandWriter) -> GroupCall:
         _fragment_writer(w, w.operand_items(3), tc, 2 if tc == "f16" else 1),
     )  # fmt: skip
     head = f"multiply(c, {rows}, {depth}, E_{td.upper()}, {int(w.has_modifier('satfinite'))}"
-    return GroupCall(lambda place: ", ".join([head, *(part(place) for part in parts)]) + ")")
+    return lambda place: ", ".join([head, *(part(place) for part in parts)]) + ")"
 
 
-def emit_ldmatrix(w: OperandWriter) -> GroupCall:
+def emit_ldmatrix(w: OperandWriter) -> Writer:
     """ldmatrix .m8n8 .x1/.x2/.x4, with or without .trans."""
     items, space = w.operand_items(0), state_space(w)
     if (
@@ -84,10 +82,10 @@ def emit_ldmatrix(w: OperandWriter) -> GroupCall:
         f"load_matrices(c, {len(items)}, {int(w.has_modifier('trans'))}, "
         f"{int(space == 'generic')}, {w.frame.site_number(w.i)}"
     )
-    return GroupCall(lambda place: f"{head}, (uint32_t *const *){goals(place)}, {place_of(place)})")
+    return lambda place: f"{head}, (uint32_t *const *){goals(place)}, {place_of(place)})"
 
 
-def _wmma_shape(w: InstructionSite) -> tuple[int, int, int]:
+def _wmma_shape(w: InstructionInKernel) -> tuple[int, int, int]:
     name = next((m for m in w.mods if m in WMMA_SHAPES), None)
     if name is None:
         raise w.make_error("this shape of wmma is not supported")
@@ -98,7 +96,7 @@ def _register_bits(kind: str) -> int:
     return 64 if kind == "f64" else 32
 
 
-def wmma_matrix(w: InstructionSite) -> tuple[int, int, int]:
+def wmma_matrix_shape(w: InstructionInKernel) -> tuple[int, int, int]:
     """Rows, columns and bytes of an element of the matrix that wmma loads or stores."""
     m, n, k = _wmma_shape(w)
     which, kind = next(x for x in w.mods if x in "abcd"), w.mods[-1]
@@ -107,16 +105,18 @@ def wmma_matrix(w: InstructionSite) -> tuple[int, int, int]:
     return *{"a": (m, k), "b": (k, n)}.get(which, (m, n)), _BYTES[kind]
 
 
-def emit_wmma(w: OperandWriter) -> GroupCall:
+def emit_wmma(w: OperandWriter) -> Writer:
     """wmma.load, wmma.store, wmma.mma."""
     if w.has_modifier("mma") and not w.has_modifier("popc"):
         return _emit_wmma_multiply(w)
     if not w.has_modifier("load", "store"):
         raise UnknownFormError
-    (rows, columns, size), bits = wmma_matrix(w), _register_bits(w.mods[-1])
+    (rows, columns, size), bits = wmma_matrix_shape(w), _register_bits(w.mods[-1])
     at, stride_at = (0, 2) if w.has_modifier("store") else (1, 2)
     dense = len(w.i.args) <= stride_at
-    stride = (lambda place: NOTHING) if dense else source_writer(w, w.operand_at(stride_at), 32)
+    stride = (
+        (lambda place: NOTHING) if dense else source_writer(w, w.require_operand(stride_at), 32)
+    )
     items, address, space = w.operand_items(1 - at), place_writer(w, at), SPACE.get(state_space(w))
     if space is None:
         raise UnknownFormError
@@ -127,15 +127,13 @@ def emit_wmma(w: OperandWriter) -> GroupCall:
         else _results_writer(w, bits)
     )
     head = f"wmma_{'load' if at else 'store'}(c, '{space}', {w.frame.site_number(w.i)}"
-    return GroupCall(
-        lambda place: (
-            f"{head}, &(Matrix){{{shape}, {stride(place)}, {int(dense)}}}, {bits // 8}, "
-            f"{len(items)}, {held(place)}, {address(place)})"
-        )
+    return lambda place: (
+        f"{head}, &(Matrix){{{shape}, {stride(place)}, {int(dense)}}}, {bits // 8}, "
+        f"{len(items)}, {held(place)}, {address(place)})"
     )
 
 
-def _emit_wmma_multiply(w: OperandWriter) -> GroupCall:
+def _emit_wmma_multiply(w: OperandWriter) -> Writer:
     m, n, k = _wmma_shape(w)
     kinds = [x for x in w.mods if x in _BYTES]
     if len(kinds) == 2:  # .d.c of f16
@@ -151,10 +149,10 @@ def _emit_wmma_multiply(w: OperandWriter) -> GroupCall:
         f"wmma_multiply(c, {m}, {n}, {k}, E_{kinds[0].upper()}, "
         f"{int(w.has_modifier('satfinite'))}, (const int []){{{counts}}}"
     )
-    return GroupCall(lambda place: ", ".join([head, *(part(place) for part in parts)]) + ")")
+    return lambda place: ", ".join([head, *(part(place) for part in parts)]) + ")"
 
 
-TENSOR: dict[str, Callable[[OperandWriter], GroupCall]] = {
+TENSOR: dict[str, Callable[[OperandWriter], Writer]] = {
     "mma": emit_mma,
     "ldmatrix": emit_ldmatrix,
     "wmma": emit_wmma,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..operands import SPECIALS, TYPES, InstructionSite, PtxType, literal_value
+from ..operands import SPECIALS, TYPES, InstructionInKernel, PtxType, literal_value
 from ..parser.syntax import (
     Addr,
     DestinationPair,
@@ -54,7 +54,7 @@ def float_registers(kernel: Kernel) -> set[int]:
     return real - other
 
 
-class KernelTables:
+class KernelNumbering:
     """One kernel being written: its special registers and symbols by number.
 
     `sites`: its memory instructions, where a sanitizer watches them. `turns`: warps may change
@@ -78,7 +78,7 @@ class KernelTables:
         self.symbols: list[tuple[str, str]] = []
         self.hits = 0
 
-    def special_number(self, name: str) -> int:
+    def special_register_number(self, name: str) -> int:
         """Number of a special register."""
         if name not in self.specials:
             self.specials.append(name)
@@ -94,7 +94,7 @@ class KernelTables:
         """Number of a memory instruction, 0 for one that is none."""
         return self.sites.get(id(instr), 0)
 
-    def new_mapping_slot(self) -> str:
+    def new_mapping_slot_expression(self) -> str:
         """A place for the last mapping of a memory instruction."""
         self.hits += 1
         return f"&h[{self.hits - 1}]"
@@ -106,10 +106,10 @@ class KernelTables:
         return unsigned_c_type(reg.bits)
 
 
-class OperandWriter(InstructionSite):
+class OperandWriter(InstructionInKernel):
     """One instruction whose operands are written as C."""
 
-    def __init__(self, instr: Instr, frame: KernelTables) -> None:
+    def __init__(self, instr: Instr, frame: KernelNumbering) -> None:
         super().__init__(instr, frame.kernel, frame.module)
         self.frame = frame
 
@@ -146,20 +146,20 @@ class OperandWriter(InstructionSite):
                     if arg.name not in ("%clock64", "%globaltimer"):
                         shown = f"(uint32_t){shown}"
                     return self._typed_expression(f"({unsigned_c_type(t.bits)}){shown}", t)
-            n = self.frame.special_number(arg.name)
+            n = self.frame.special_register_number(arg.name)
             read = f"((const uint32_t *)c->special[{n}])[i & c->special_mask[{n}]]"
             return self._typed_expression(f"({unsigned_c_type(t.bits)}){read}", t)
         if isinstance(arg, SymbolAddress):
             return self._typed_expression(
-                f"({unsigned_c_type(t.bits)}){self.variable_address(arg, t.bits)}", t
+                f"({unsigned_c_type(t.bits)}){self.variable_address_expression(arg, t.bits)}", t
             )
         raise self.make_error("this operand cannot be read")
 
-    def variable_address(self, sym: SymbolAddress, bits: int) -> str:
+    def variable_address_expression(self, sym: SymbolAddress, bits: int) -> str:
         """The address of a variable."""
         if bits not in (32, 64):
             raise self.make_error("an address needs 32 or 64 bits")
-        if not self.is_known_variable(sym.name):
+        if not self.is_known_name(sym.name):
             raise self.make_error(f"unknown name {sym.name}")
         start = self.frame.symbol_expression("symbol", sym.name)
         return f"({start} + {sym.offset & (1 << 64) - 1:#x}ull)"
@@ -172,7 +172,7 @@ class OperandWriter(InstructionSite):
 
     def arg(self, n: int, t: PtxType | None = None) -> str:
         """Operand n as type t, the instruction's by default."""
-        return self.operand_expression(self.operand_at(n), t or self.type)
+        return self.operand_expression(self.require_operand(n), t or self.type)
 
     def assignment(self, arg: Operand | None, t: PtxType, value: str) -> str:
         """A statement that writes a value of type t (f16 and packed: its bits) to a destination."""

@@ -36,7 +36,7 @@ def emit_simd(w: OperandWriter) -> str:
     return f"{{ {head} {' '.join(lines)} {w.result('v', U32)} }}"
 
 
-def emit_whole_words(w: OperandWriter) -> str:
+def emit_scalar_video(w: OperandWriter) -> str:
     """vadd, vsub, vabsdiff, vmin, vmax, vshl, vshr of whole words."""
     w.refuse_other_modifiers("clamp", "wrap")
     if len(w.i.args) != 3:
@@ -54,5 +54,7 @@ def emit_whole_words(w: OperandWriter) -> str:
 
 VIDEO: dict[str, Emit] = {
     **{f"{name}{k}": emit_simd for name in (*_TWO, "vset") for k in "24"},
-    **dict.fromkeys(("vadd", "vsub", "vabsdiff", "vmin", "vmax", "vshl", "vshr"), emit_whole_words),
+    **dict.fromkeys(
+        ("vadd", "vsub", "vabsdiff", "vmin", "vmax", "vshl", "vshr"), emit_scalar_video
+    ),
 }

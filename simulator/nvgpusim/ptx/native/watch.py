@@ -62,7 +62,7 @@ class WatchedBuffer(ctypes.Structure):
         self.flight = 0 if slots.flight is None else address_of(slots.flight)
 
 
-class Watch(ctypes.Structure):
+class WatchStruct(ctypes.Structure):
     """`Watch` of watch.h."""
 
     _fields_ = [
@@ -90,7 +90,7 @@ def _enter_buffer_for_c(token: int, address: int, write: int) -> int:
 
 
 _LOCATE = _CALLED(_enter_buffer_for_c)
-_TELL = _TOLD(lambda token: _watchers[token].process_told_rows())
+_TELL = _TOLD(lambda token: _watchers[token].check_told_accesses())
 
 
 class NativeShadow:
@@ -98,7 +98,7 @@ class NativeShadow:
 
     def __init__(self, widest: int, st: ChunkState) -> None:
         self.told = np.zeros(max(st.n, LOST), TOLD)
-        self.struct = Watch(
+        self.struct = WatchStruct(
             locate=_LOCATE, tell=_TELL, token=next(_numbers), lost_room=LOST,
             told=address_of(self.told), told_room=len(self.told),
         )  # fmt: skip
@@ -110,14 +110,14 @@ class NativeShadow:
         self.rows: Any = None
         self.slots: list[AccessRecords] = []
         self.held: list[Any] = []
-        self.reuse_for(st)
+        self.reuse_for_chunk(st)
 
     @property
     def struct_address(self) -> int:
         """Address of the C struct."""
         return ctypes.addressof(self.struct)
 
-    def reuse_for(self, st: ChunkState) -> None:
+    def reuse_for_chunk(self, st: ChunkState) -> None:
         """Another chunk of the same size."""
         shadow: Any = st.shadow
         self.shadow, self.o, w = shadow, shadow.o, self.struct
@@ -143,7 +143,7 @@ class NativeShadow:
         self.shadow = self.o = self.rows = None
         self.slots, self.held = [], []
 
-    def before_run(self, rows: Any) -> None:
+    def on_run_begin(self, rows: Any) -> None:
         """C is about to run; `rows`: the mappings."""
         w, shadow = self.struct, self.shadow
         if self.shapes != AccessRecords.shapes or rows is not self.rows or w.piece_count == PIECES:
@@ -167,7 +167,7 @@ class NativeShadow:
                 if piece.write:
                     piece.point_to_records(self.slots[piece.number])
 
-    def after_run(self) -> None:
+    def on_run_end(self) -> None:
         """C has run. Raises what was raised while it told."""
         if self.struct.crossed:
             self.shadow.on_barriers_in_c(self.struct.tick)
@@ -183,7 +183,7 @@ class NativeShadow:
         if len(told := told[told["size"] > 0]):
             check_native_accesses(self.shadow, told)
 
-    def process_told_rows(self) -> None:
+    def check_told_accesses(self) -> None:
         """C tells of barriers, of reads that it keeps no record of, and of other accesses."""
         w = self.struct
         try:
@@ -192,7 +192,7 @@ class NativeShadow:
             lost = self.lost[: w.lost_count]
             for number in np.unique(lost[:, 0]).tolist():
                 some = lost[lost[:, 0] == number]
-                self.slots[number].add_reads_between(some[:, 1].astype(np.int64), some[:, 2])
+                self.slots[number].add_middle_reads(some[:, 1].astype(np.int64), some[:, 2])
             if w.told_count:
                 check_native_accesses(self.shadow, self.told[: w.told_count])
         except BaseException as e:  # which C cannot pass on
@@ -224,7 +224,7 @@ class NativeShadow:
         piece.records, piece.write = False, 0
         self.held += [wrote, mapping.mapped_memory]
         if self.shadow.race:
-            slots = o.records_of(mapping)
+            slots = o.records_of_mapping(mapping)
             piece.records = o.written is None or id(mapping.buf) in o.written
             piece.number = len(self.slots)
             self.slots.append(slots)

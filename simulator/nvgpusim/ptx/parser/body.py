@@ -108,11 +108,13 @@ class KernelBodyParser:
             p.at += 1
             if p.peek().text == ".branchtargets":
                 p.at += 1
-                self.kernel.tables[tok.text] = list(self._names_until(";"))
+                self.kernel.tables[tok.text] = list(self._take_names_until(";"))
             elif p.take_if(".callprototype"):
                 self.prototypes[tok.text] = self.functions_fitting_prototype()
             elif p.take_if(".calltargets"):
-                self.prototypes[tok.text] = [n for n in self._names_until(";") if n in p.functions]
+                self.prototypes[tok.text] = [
+                    n for n in self._take_names_until(";") if n in p.functions
+                ]
             else:
                 name = self.renamed.get(tok.text, tok.text)
                 self.labels[name] = len(self.kernel.instrs)
@@ -127,7 +129,7 @@ class KernelBodyParser:
         want = signature_sizes(*lists)
         return [n for n, f in p.functions.items() if n in p.taken and f.shape == want]
 
-    def _names_until(self, end: str) -> Iterator[str]:
+    def _take_names_until(self, end: str) -> Iterator[str]:
         while (tok := self.p.next()).text != end:
             if tok.text != ",":
                 yield tok.text
@@ -137,7 +139,7 @@ class KernelBodyParser:
         p, guard, negated, first = self.p, None, False, tok
         if tok.text == "@":
             negated = p.take_if("!")
-            guard = self.declared_register(p.next())
+            guard = self.require_register(p.next())
             tok = p.next()
         if tok.kind != "id" or tok.text.startswith("."):
             raise p.make_error(f"expected an instruction, found {tok.text!r}", tok)
@@ -177,7 +179,7 @@ class KernelBodyParser:
         self.unique += 1
         end = f"end@{self.unique}"
         if guard is not None:
-            self.add_for_call("bra", (), (SymbolAddress(end),), first, guard, not negated)
+            self.add_call_instruction("bra", (), (SymbolAddress(end),), first, guard, not negated)
         if target is not None:
             if fits is None:
                 raise p.make_error("a call by address without its prototype", tok)
@@ -188,14 +190,14 @@ class KernelBodyParser:
             names, sizes = (*results, *given), _SYSTEM[tok.text]
             if len(names) != len(sizes):
                 raise p.make_error(f"{tok.text} has {len(sizes)} results and parameters", tok)
-            self.add_for_call(tok.text, (), tuple(map(SymbolAddress, names)), first)
+            self.add_call_instruction(tok.text, (), tuple(map(SymbolAddress, names)), first)
             for name, bits in zip(names, sizes, strict=True):
                 self.kernel.call_parameter_register(name, 0, bits)
         else:
             raise p.make_error(f"call of {tok.text}, which has no body here", tok)
         self.labels[end] = len(self.kernel.instrs)
 
-    def add_for_call(
+    def add_call_instruction(
         self, op: str, mods: tuple[str, ...], args: tuple[Operand | None, ...], first: Token,
         guard: Reg | None = None, negated: bool = False,
     ) -> None:  # fmt: skip
@@ -218,21 +220,25 @@ class KernelBodyParser:
             skip = f"skip@{self.unique}"
             test = Reg(len(self.kernel.regs), 1, f"is@{self.unique}")
             self.kernel.regs.append(test)
-            self.add_for_call("setp", ("ne", "u64"), (test, target, SymbolAddress(name)), first)
-            self.add_for_call("bra", (), (SymbolAddress(skip),), first, test)
+            self.add_call_instruction(
+                "setp", ("ne", "u64"), (test, target, SymbolAddress(name)), first
+            )
+            self.add_call_instruction("bra", (), (SymbolAddress(skip),), first, test)
             self.addressed += 1
             self.inline_function(name, results, given, first)
             self.addressed -= 1
-            self.add_for_call("bra", (), (SymbolAddress(end),), first)
+            self.add_call_instruction("bra", (), (SymbolAddress(end),), first)
             self.labels[skip] = len(self.kernel.instrs)
-        self.add_for_call("trap", (), (), first)
+        self.add_call_instruction("trap", (), (), first)
 
     def inline_function(self, name: str, results: list[str], given: list[str], tok: Token) -> None:
         """Put the function's body here: registers, labels and parameters under names of its own."""
         p = self.p
         function = p.functions[name]
         if name in self.inside and self.addressed:
-            self.add_for_call("__recursion", (), (), tok)  # which a launch may never come to
+            self.add_call_instruction(
+                "__recursion", (), (), tok
+            )  # which a launch may never come to
             return
         if name in self.inside or len(self.inside) >= 16:
             raise p.make_error("calls nest too deep (recursion?)", tok)
@@ -266,7 +272,7 @@ class KernelBodyParser:
     def parse_parameter_names(self) -> list[str]:
         """(a, b, ...) of a call: the unique names of parameter variables."""
         self.p.expect("(")
-        return [self.unique_parameter_name(name) for name in self._names_until(")")]
+        return [self.unique_parameter_name(name) for name in self._take_names_until(")")]
 
     def unique_parameter_name(self, name: str) -> str:
         """The unique name of a call's parameter variable; other names stay."""
@@ -275,7 +281,7 @@ class KernelBodyParser:
                 return scope[name]
         return self.renamed.get(name, name)
 
-    def declared_register(self, tok: Token) -> Reg:
+    def require_register(self, tok: Token) -> Reg:
         """A declared register."""
         reg = self.find_register(tok.text)
         if reg is None:
@@ -302,7 +308,7 @@ class KernelBodyParser:
         if tok.text == "[":
             return self.parse_address()
         if tok.text == "!":
-            return NegatedPredicate(self.declared_register(p.next()))
+            return NegatedPredicate(self.require_register(p.next()))
         if tok.text == "-":
             literal = parse_literal(p.next().text)
             return Imm(-literal.value, literal.kind)

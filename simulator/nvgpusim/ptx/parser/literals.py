@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .syntax import Imm, Instr, Kernel, Operand, Reg, register_numbers
+from .syntax import Imm, Instr, Kernel, Reg, register_numbers
 
 _FIRST = {"shfl": 2, "vote": 2, "match": 2, "redux": 2}
 """Operand from which on an instruction of a warp names lanes."""
@@ -19,19 +19,15 @@ def replace_known_registers(kernel: Kernel) -> None:
             known.clear()
         first = _FIRST.get(instr.op)
         if first is not None and known:
-            rest = (_literal_or_operand(arg, known) for arg in instr.args[first:])
+            rest = (known.get(a.index, a) if isinstance(a, Reg) else a for a in instr.args[first:])
             kernel.instrs[at] = replace(instr, args=(*instr.args[:first], *rest))
         for index in register_numbers(instr.args[0]) if instr.args else ():
             known.pop(index, None)
-        if (moved := _moved_literal(instr)) is not None:
+        if (moved := _register_and_moved_literal(instr)) is not None:
             known.update([moved])
 
 
-def _literal_or_operand(arg: Operand | None, known: dict[int, Imm]) -> Operand | None:
-    return known.get(arg.index, arg) if isinstance(arg, Reg) else arg
-
-
-def _moved_literal(instr: Instr) -> tuple[int, Imm] | None:
+def _register_and_moved_literal(instr: Instr) -> tuple[int, Imm] | None:
     """The 32-bit register that surely holds an integer now, and which."""
     if instr.op != "mov" or _BITS32.isdisjoint(instr.mods) or len(instr.args) != 2:
         return None

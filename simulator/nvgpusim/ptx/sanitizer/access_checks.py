@@ -14,7 +14,7 @@ from .clocks import LaneClocks, LaunchChecks
 from .records import AccessRecords
 
 
-def position_text(instr: Instr | None) -> str:
+def instruction_text(instr: Instr | None) -> str:
     """Describe an instruction's position."""
     if instr is None:
         return "unknown instruction"
@@ -55,7 +55,7 @@ class AccessChecks(LaneClocks):
         sites = self.launch.code.sites
         if not 0 < site <= len(sites):
             return verb
-        return f"{verb} ({position_text(sites[site - 1])})"
+        return f"{verb} ({instruction_text(sites[site - 1])})"
 
     def add_finding(self, kind: str, key: Any, text: str) -> None:
         """A finding, once for each pair of instructions."""
@@ -70,7 +70,7 @@ class AccessChecks(LaneClocks):
         """Block and thread of a lane."""
         return self.thread_text(int(self.gid[lane]))
 
-    def on_freed(self) -> None:
+    def on_heap_free(self) -> None:
         """A kernel has freed memory: pieces that accesses remember may be gone."""
         self.pieces.clear()
         AccessRecords.shapes += 1
@@ -85,7 +85,7 @@ class AccessChecks(LaneClocks):
             if extent is not None:
                 self.pieces[self.st.site] = extent
         if extent is not None and high <= extent.end:
-            self._check_unwritten_read(extent, lanes, addr, total, access)
+            self._check_or_mark_written(extent, lanes, addr, total, access)
             return
         mapping = self.o.mapping_at(low)
         whole = mapping is not None and high <= mapping.end
@@ -97,7 +97,7 @@ class AccessChecks(LaneClocks):
             va = int(where[left[0]])
             extent = self.o.piece_at(va)
             if extent is None or va + total > extent.end:
-                self._report_outside(int(lanes[left[0]]), va, total, access)
+                self._report_outside_access(int(lanes[left[0]]), va, total, access)
                 beyond = extent.end if extent is not None else self.o.extents.next_piece_start(va)
                 gone = (where[left] >= where[left[0]]) & (
                     where[left] < np.uint64(max(beyond, va + 1))
@@ -106,7 +106,7 @@ class AccessChecks(LaneClocks):
                 continue
             here = (where[left] >= extent.va) & (where[left] + np.uint64(total) <= extent.end)
             inside = left[here]
-            self._check_unwritten_read(extent, lanes[inside], where[inside], total, access)
+            self._check_or_mark_written(extent, lanes[inside], where[inside], total, access)
             left = left[~here]
 
     def _check_driver_sized_buffer(
@@ -121,7 +121,7 @@ class AccessChecks(LaneClocks):
             what = f"{va:#x} is {va - asked} bytes after the end of {mapping.buf!r}"
             self._report_access("bounds", int(lanes[n]), total, access, what)
 
-    def _report_outside(self, lane: int, va: int, total: int, access: str) -> None:
+    def _report_outside_access(self, lane: int, va: int, total: int, access: str) -> None:
         mapping = self.o.mapping_at(va)
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
@@ -132,12 +132,12 @@ class AccessChecks(LaneClocks):
             return
         last = self.o.piece_at(va)
         if last is not None:
-            if access == "read" and not self.used_bytes(total)[last.end - va :].any():
+            if access == "read" and not self.used_byte_mask(total)[last.end - va :].any():
                 return
             kind, what = "bounds", f"{last.end:#x} is right after the end of {last}"
         self._report_access(kind, lane, total, access, what)
 
-    def used_bytes(self, total: int) -> NDArray[np.bool_]:
+    def used_byte_mask(self, total: int) -> NDArray[np.bool_]:
         """Select the bytes of the current access that the kernel uses."""
         code = self.launch.code
         if not 0 < self.st.site <= len(code.sites):
@@ -152,7 +152,7 @@ class AccessChecks(LaneClocks):
             f"{place} of {total} bytes by {self.lane_text(lane)}: {what}",
         )
 
-    def _check_unwritten_read(
+    def _check_or_mark_written(
         self, extent: AllocatedPiece, lanes: Lanes, addr: Any, total: int, access: str
     ) -> None:
         if extent.wrote is None or not self.init:
@@ -164,7 +164,7 @@ class AccessChecks(LaneClocks):
             return
         known = extent.wrote[index]
         if not known.all() and access == "read" and total > WORD:
-            known |= ~self.used_bytes(total).reshape(-1, WORD).any(1)
+            known |= ~self.used_byte_mask(total).reshape(-1, WORD).any(1)
         if not known.all():
             n = int(np.flatnonzero(~known.all(1))[0])
             lane = int(lanes[n])

@@ -40,7 +40,7 @@ class LaunchChecks(Protocol):
         """The piece that held `va` when the launch was submitted."""
         ...
 
-    def records_of(self, mapping: Any) -> AccessRecords:
+    def records_of_mapping(self, mapping: Any) -> AccessRecords:
         """The records of a buffer."""
         ...
 
@@ -130,7 +130,7 @@ class LaneClocks:
             return fine
         knows, first = self.knows[lane], int(np.minimum.reduce(when))
         groups = set((thread // self.st.threads).tolist())
-        for release, word, bit in self.o.releases.releases_latest_first(
+        for release, word, bit in self.o.releases.iter_releases_latest_first(
             np.bitwise_or.reduce(knows, 0)
         ):
             if release.tick < first or np.count_nonzero(fine) == len(fine):
@@ -257,7 +257,7 @@ class LaneClocks:
         self, lanes: Lanes, slots: AccessRecords, index: Any, atomic: bool
     ) -> None:
         assert self.near is not None and self.wide is not None and slots.released is not None
-        known = self._releases_at(lanes, slots, index)
+        known = self._release_bits_at(lanes, slots, index)
         if self.knows is not None:
             known = known | self.knows[lanes]
         bits = np.bitwise_or.reduce(known, 0)
@@ -271,7 +271,7 @@ class LaneClocks:
         if near or not atomic:
             slots.released[2, index] = self.gid[lanes] // self.st.threads
 
-    def _releases_at(self, lanes: Lanes, slots: AccessRecords, index: Any) -> Words:
+    def _release_bits_at(self, lanes: Lanes, slots: AccessRecords, index: Any) -> Words:
         """Bits of the releases that lanes read of at granules."""
         if slots.released is None:
             return np.zeros((len(lanes), 1), np.uint64)
@@ -285,7 +285,7 @@ class LaneClocks:
         """A strong read by lanes."""
         if slots.released is None or not np.count_nonzero(slots.released[:2, index]):
             return
-        told = self._releases_at(lanes, slots, index)
+        told = self._release_bits_at(lanes, slots, index)
         if np.count_nonzero(told):
             if self.knows is None:
                 self.knows = np.zeros((self.st.n, told.shape[1]), np.uint64)

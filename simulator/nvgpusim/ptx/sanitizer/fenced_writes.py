@@ -80,7 +80,9 @@ class FencedWrites:
         live = numbers >= max(self.first, self.next - KEPT)
         return np.where(live[:, None], self.bits[numbers % KEPT], np.uint64(0))
 
-    def releases_latest_first(self, bits: Words) -> Iterator[tuple[FencedWrite, int, np.uint64]]:
+    def iter_releases_latest_first(
+        self, bits: Words
+    ) -> Iterator[tuple[FencedWrite, int, np.uint64]]:
         """Releases of a row of bits, latest first, each with its place in a row."""
         places = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
         last = self.next - 1

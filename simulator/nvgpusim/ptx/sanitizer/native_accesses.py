@@ -16,15 +16,17 @@ def check_native_accesses(shadow: ChunkShadow, rows: Any) -> None:
     """Accesses and synchronizations, in order but for reads, which change nothing for others."""
     st = shadow.st
     kept = st.m, st.site, st.at
-    for some in _rows_by_instruction(rows):
+    for some in _iter_rows_by_instruction(rows):
         first = some[0]
         st.m, st.site = some["lane"], int(first["site"])
         st.at = st.launch.code.sites[st.site - 1] if st.site else None
-        _check_lane_rows(shadow, chr(first["what"]), SPACES.get(chr(first["space"]), ""), some)
+        _check_rows_of_instruction(
+            shadow, chr(first["what"]), SPACES.get(chr(first["space"]), ""), some
+        )
     st.m, st.site, st.at = kept
 
 
-def _rows_by_instruction(rows: Any) -> Iterator[Any]:
+def _iter_rows_by_instruction(rows: Any) -> Iterator[Any]:
     """Rows of one instruction, space and size each, by their first."""
     key = rows["site"].astype(np.uint64) << np.uint64(32) | rows["size"] << 16
     key |= rows["what"].astype(np.uint64) << np.uint64(8) | rows["space"]
@@ -36,7 +38,7 @@ def _rows_by_instruction(rows: Any) -> Iterator[Any]:
         yield rows[key == value]
 
 
-def _check_lane_rows(shadow: ChunkShadow, what: str, space: str, rows: Any) -> None:
+def _check_rows_of_instruction(shadow: ChunkShadow, what: str, space: str, rows: Any) -> None:
     """The work of some lanes with one instruction."""
     lanes, size = rows["lane"], int(rows[0]["size"])
     where = np.ascontiguousarray(rows["at"])
@@ -48,12 +50,12 @@ def _check_lane_rows(shadow: ChunkShadow, what: str, space: str, rows: Any) -> N
                 shadow.check_global_access(where, size, "read")
                 shadow.on_global_load(where, size)
         case "r", _:
-            shadow.on_load(space, where, size)
+            shadow.on_shared_or_local_load(space, where, size)
         case "w", "global":
             shadow.check_global_access(where, size, "write")
             shadow.on_global_store(where, size, rows["same"])
         case "w", _:
-            shadow.on_store(space, where, size, DoneStore(rows["same"]))
+            shadow.on_shared_or_local_store(space, where, size, DoneStore(rows["same"]))
         case "a", "global":
             if not shadow.is_repeated_poll(where):
                 shadow.check_global_access(where, size, "atomic")

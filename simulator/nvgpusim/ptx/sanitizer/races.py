@@ -1,4 +1,4 @@
-"""RaceChecks of a chunk's accesses with those that are remembered.
+"""Checks of a chunk's accesses with those that are remembered.
 
 Time counts synchronizations (`tick`). Every granule of shared and global memory remembers its last
 write and the reads of the lowest and the highest thread since, and all others where the kernel may
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..parser.syntax import Instr
 from ..state import ChunkState, Lanes
-from .access_checks import AccessChecks, position_text
+from .access_checks import AccessChecks, instruction_text
 from .clocks import LaunchChecks
 from .fenced_writes import Words
 from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, AccessRecords
@@ -38,7 +38,7 @@ class RaceChecks(AccessChecks):
         self.grain = code.granules.get("shared", 4)
         limit = st.shared.shape[1]
         self.limit = limit
-        self.shared = AccessRecords.untouched(
+        self.shared = AccessRecords.make_untouched(
             st.blocks * -(-limit // self.grain) if code.shared else 0
         )
 
@@ -90,7 +90,7 @@ class RaceChecks(AccessChecks):
             self.add_finding(
                 "sync",
                 instr and instr.line,
-                f"barrier ({position_text(instr)}) passed by {self.lane_text(lane)}, which "
+                f"barrier ({instruction_text(instr)}) passed by {self.lane_text(lane)}, which "
                 f"{count} threads of the block never reach, {self.lane_text(block + gone)} the "
                 "first of them: they have exited",
             )
@@ -101,13 +101,13 @@ class RaceChecks(AccessChecks):
             self.add_finding(
                 "sync",
                 instr.line,
-                f"{position_text(instr)} with membermask {mask:#x} by {self.lane_text(lane)}: "
+                f"{instruction_text(instr)} with membermask {mask:#x} by {self.lane_text(lane)}: "
                 f"{self.lane_text(gone)} is in the mask and has exited without it",
             )
 
     # accesses
 
-    def _granule_indices(self, offsets: Any, total: int, grain: int) -> tuple[Any, int]:
+    def _granules_and_count(self, offsets: Any, total: int, grain: int) -> tuple[Any, int]:
         """Granules of an access, all of a lane's side by side, and how many a lane has."""
         count = max(1, total // grain)
         base = np.asarray(offsets).astype(np.int64) // grain
@@ -115,7 +115,7 @@ class RaceChecks(AccessChecks):
             return base, 1
         return (base[:, None] + np.arange(count)).reshape(-1), count
 
-    def _own_records(self, lanes: Lanes, space: str, strong: bool) -> Words:
+    def _make_own_records(self, lanes: Lanes, space: str, strong: bool) -> Words:
         who = lanes if space == "shared" else self.gid[lanes]
         head = self.o.tick << TICK | int(strong) << STRONG
         head |= min(self.st.site, SITES) << SITE
@@ -134,7 +134,7 @@ class RaceChecks(AccessChecks):
                 scoped = np.isin(sites, self.facts.scoped) & (sites < SITES)
                 fine &= near | ~(self.is_block_scoped() | scoped)
             if self.facts.mixed:
-                fine &= self._equally_wide(records)
+                fine &= self._records_of_equal_width(records)
             bad &= ~fine
 
     def _sites_of_records(self, records: Words) -> NDArray[np.int64]:
@@ -142,14 +142,14 @@ class RaceChecks(AccessChecks):
         sites = (records >> np.uint64(SITE)).astype(np.int64) & SITES
         return np.where(records < self.o.start, 0, sites)
 
-    def _equally_wide(self, records: Words) -> NDArray[np.bool_]:
+    def _records_of_equal_width(self, records: Words) -> NDArray[np.bool_]:
         """Select records of accesses as wide as this one: half of a word is no atomic access."""
         which = self._sites_of_records(records)
         wide = self.facts.wide
         found: NDArray[np.bool_] = (wide[which] == wide[self.st.site]) | (which == SITES)
         return found
 
-    def _compare_and_swaps(self, records: Words) -> NDArray[np.bool_]:
+    def _records_of_cas(self, records: Words) -> NDArray[np.bool_]:
         """Select records of compare-and-swap."""
         which = self._sites_of_records(records)
         found: NDArray[np.bool_] = self.facts.compares[which]
@@ -198,7 +198,7 @@ class RaceChecks(AccessChecks):
         if int(np.maximum.reduce(records)) >= int(self._ordered_until(space)):
             bad = self.unordered_records(lanes, records, space)
             self._exempt_strong_pairs(bad, lanes, records, strong, space)
-            bad &= ~self._compare_and_swaps(records)
+            bad &= ~self._records_of_cas(records)
             if np.count_nonzero(bad):
                 for equal in slots.equal_writes(index):
                     bad &= (equal == 0) | self.unordered_records(lanes, equal, space)
@@ -207,11 +207,11 @@ class RaceChecks(AccessChecks):
                 self._report_race(
                     "read", "write", space, int(lanes[n]), int(records[n]), int(index[n]), mapping
                 )
-        mine = self._own_records(lanes, space, strong)
+        mine = self._make_own_records(lanes, space, strong)
         low, high = slots.low[index], slots.high[index]
-        older = self._are_stale(low, lanes, space), self._are_stale(high, lanes, space)
-        slots.low[index[::-1]] = _further_records(low, mine, older[0], np.less)[::-1]
-        slots.high[index] = _further_records(high, mine, older[1], np.greater)
+        older = self._stale_records(low, lanes, space), self._stale_records(high, lanes, space)
+        slots.low[index[::-1]] = _records_of_further_thread(low, mine, older[0], np.less)[::-1]
+        slots.high[index] = _records_of_further_thread(high, mine, older[1], np.greater)
         if self.facts.crowded:
             self._keep_reads_of_middle_threads(slots, index, (low, high, mine), older)
 
@@ -232,9 +232,9 @@ class RaceChecks(AccessChecks):
                 if record is not mine:
                     some, first = np.unique(some, return_index=True)
                     their = their[first]
-                slots.add_reads_between(some, their)
+                slots.add_middle_reads(some, their)
 
-    def _are_stale(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
+    def _stale_records(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
         """Records that are ordered before the lane by a barrier, or are of no thread."""
         shared = space == "shared"
         out: NDArray[np.bool_] = records < (self.passed[lanes] if shared else self.o.start)
@@ -251,7 +251,7 @@ class RaceChecks(AccessChecks):
     def _check_write_races(
         self, slots: AccessRecords, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
     ) -> None:
-        """RaceChecks of a write with what was done before; `same`: where the value does not change.
+        """Check a write with what was done before; `same`: where the value does not change.
 
         Writes that nothing orders and that wrote the same value stay remembered.
         """
@@ -279,7 +279,7 @@ class RaceChecks(AccessChecks):
                 if other == "write":
                     unchanged |= equal
                 else:
-                    equal &= self._after_own_write(records, [last, *equals], space)
+                    equal &= self._reads_after_own_write(records, [last, *equals], space)
                 bad &= ~equal
             if np.count_nonzero(bad):
                 n = int(bad.nonzero()[0][0])
@@ -287,17 +287,17 @@ class RaceChecks(AccessChecks):
                     "write", other, space, int(lanes[n]), int(records[n]), int(index[n]), mapping
                 )
         if slots.crowd is not None and slots.crowd.some[index].any():
-            self._check_reads_between(slots, space, lanes, index, mapping, same)
+            self._check_races_with_middle_reads(slots, space, lanes, index, mapping, same)
         slots.forget_equal_writes(index[~unchanged])
         if np.count_nonzero(unchanged):
             slots.keep_equal_writes(index[unchanged], last[unchanged])
 
-    def _check_reads_between(
+    def _check_races_with_middle_reads(
         self, slots: AccessRecords, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
     ) -> None:
-        """RaceChecks of a write with the reads between the lowest thread's and the highest's."""
+        """Check a write with the reads between the lowest thread's and the highest's."""
         assert slots.crowd is not None
-        which, places = slots.crowd.reads_at(index)
+        which, places = slots.crowd.positions_and_places_at(index)
         if not len(which):
             return
         records, writers = slots.crowd.records[places], lanes[which]
@@ -307,13 +307,15 @@ class RaceChecks(AccessChecks):
         bad &= not self.facts.compares[self.st.site]
         if same is not None and np.count_nonzero(bad):
             writes = [slots.write[index][which], *(row[which] for row in slots.equal_writes(index))]
-            bad &= ~(same()[which] & self._after_own_write(records, writes, space))
+            bad &= ~(same()[which] & self._reads_after_own_write(records, writes, space))
         if np.count_nonzero(bad):
             n = int(bad.nonzero()[0][0])
             at = int(index[which[n]])
             self._report_race("write", "read", space, int(writers[n]), int(records[n]), at, mapping)
 
-    def _after_own_write(self, reads: Words, writes: list[Words], space: str) -> NDArray[np.bool_]:
+    def _reads_after_own_write(
+        self, reads: Words, writes: list[Words], space: str
+    ) -> NDArray[np.bool_]:
         """Reads by a block that itself had written before what is written once more."""
         own, threads = np.zeros(len(reads), bool), np.uint64(self.st.threads)
         if space == "global":
@@ -340,7 +342,7 @@ class RaceChecks(AccessChecks):
             )
 
 
-def _further_records(records: Words, mine: Words, stale: Any, side: Any) -> Words:
+def _records_of_further_thread(records: Words, mine: Words, stale: Any, side: Any) -> Words:
     """Of records and my own those of the thread that is further to a side."""
     if np.count_nonzero(stale) == len(stale):
         return mine

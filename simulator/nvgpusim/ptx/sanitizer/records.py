@@ -24,7 +24,7 @@ CROWD = 1 << 18
 """Reads in between that are remembered."""
 
 
-class OtherReads:
+class MiddleThreadReads:
     """Reads of granules by other threads than the lowest and the highest, the latest CROWD.
 
     `some`: granules that have any.
@@ -55,7 +55,7 @@ class OtherReads:
         self.used = max(self.used, min(self.next + len(index), len(self.index)))
         self.next = (self.next + len(index)) % CROWD
 
-    def reads_at(self, index: Any) -> tuple[Any, Any]:
+    def positions_and_places_at(self, index: Any) -> tuple[Any, Any]:
         """Pairs of a position in `index` and a place of a read of that granule."""
         live = self.records[: self.used] > 0
         places = np.flatnonzero(np.isin(self.index[: self.used], index[self.some[index]]) & live)
@@ -89,13 +89,13 @@ class AccessRecords:
     flight: NDArray[np.int32] | None = None
     equal: Words | None = None
     released: NDArray[np.int64] | None = None
-    crowd: OtherReads | None = None
+    crowd: MiddleThreadReads | None = None
     other: Words | None = None
     shapes: ClassVar[int] = 0
     """Counts what memories have begun to remember: compiled code looks for it anew."""
 
     @classmethod
-    def untouched(cls, count: int) -> AccessRecords:
+    def make_untouched(cls, count: int) -> AccessRecords:
         """Records of `count` granules nobody has touched."""
         return cls(
             np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros(count, np.uint64)
@@ -134,14 +134,14 @@ class AccessRecords:
             self.equal[0, some] = records[first]
             index, records = np.delete(index, first), np.delete(records, first)
 
-    def add_reads_between(self, index: Any, records: Words) -> None:
+    def add_middle_reads(self, index: Any, records: Words) -> None:
         """Remember reads that are neither the lowest thread's nor the highest's."""
         if self.crowd is None:
-            self.crowd = OtherReads(len(self.write))
+            self.crowd = MiddleThreadReads(len(self.write))
             AccessRecords.shapes += 1
         self.crowd.add_reads(index, records)
 
-    def begin_copies(self, index: Any, lanes: Any) -> None:
+    def mark_copies_in_flight(self, index: Any, lanes: Any) -> None:
         """Copies of lanes are under way to granules."""
         if self.flight is None:
             self.flight = np.zeros(len(self.write), np.int32)

@@ -35,7 +35,7 @@ class Sanitizer:
         self.releases = FencedWrites()
         self.known: dict[int, tuple[CompiledKernel, KernelFacts]] = {}
 
-    def begin_launch(self, launch: GridLaunch) -> None:
+    def on_launch_begin(self, launch: GridLaunch) -> None:
         """A launch starts: everything before it is ordered before it."""
         if self.tick >> (62 - TICK):
             self.memories.clear()
@@ -74,9 +74,9 @@ class Sanitizer:
         """The records of a chunk's own memories."""
         return ChunkShadow(self, st)
 
-    def records_of(self, mapping: Any) -> AccessRecords:
+    def records_of_mapping(self, mapping: Any) -> AccessRecords:
         """The records of a buffer."""
         of = self.memories.setdefault(mapping.buf, {})
         if self.grain not in of:
-            of[self.grain] = AccessRecords.untouched(mapping.buf.size // self.grain)
+            of[self.grain] = AccessRecords.make_untouched(mapping.buf.size // self.grain)
         return of[self.grain]

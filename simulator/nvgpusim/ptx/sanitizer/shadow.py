@@ -8,7 +8,7 @@ import numpy as np
 
 from ..parser.syntax import Instr
 from ..state import ChunkState, Lanes
-from .access_checks import position_text
+from .access_checks import instruction_text
 from .clocks import LaunchChecks
 from .fenced_writes import Words
 from .races import WAITS, RaceChecks
@@ -33,7 +33,7 @@ class DoneStore:
     def __init__(self, flags: Any) -> None:
         self.flags, self.bit = flags, 1
 
-    def go_after_store(self) -> None:
+    def switch_to_after_store(self) -> None:
         """Go on to the moment after it."""
         self.bit = 2
 
@@ -73,7 +73,7 @@ class ChunkShadow(RaceChecks):
             and int(self.changed[lanes].max()) <= known.event
             and all(
                 np.array_equal(slots.write[index], written)
-                and np.array_equal(_releases_of(slots, index), released)
+                and np.array_equal(_release_numbers_at(slots, index), released)
                 for slots, index, written, released in known.words
             )
         )
@@ -81,22 +81,22 @@ class ChunkShadow(RaceChecks):
     def _remember_poll(self, words: list[tuple[AccessRecords, Any]]) -> None:
         """Keep what a strong access left in its words."""
         if self.poll is not None:
-            left = [(s, at, s.write[at], _releases_of(s, at)) for s, at in words]
+            left = [(s, at, s.write[at], _release_numbers_at(s, at)) for s, at in words]
             self.polls[self.st.site] = PolledAccess(*self.poll, left, self.events)
 
     # accesses of the active lanes
 
-    def on_load(self, space: str, offsets: Any, total: int) -> None:
+    def on_shared_or_local_load(self, space: str, offsets: Any, total: int) -> None:
         """A read of shared or local memory at byte offsets of its backing."""
         lanes = self.st.active_lanes()
         if space == "local":
             self._check_local_access(lanes, offsets, total, False)
             return
-        index, count = self._granule_indices(offsets, total, self.grain)
+        index, count = self._granules_and_count(offsets, total, self.grain)
         if self.init:
             never = self.shared.write[index] == 0
             if count > 1 and np.count_nonzero(never):
-                never &= np.tile(self.used_bytes(total).reshape(count, -1).any(1), len(lanes))
+                never &= np.tile(self.used_byte_mask(total).reshape(count, -1).any(1), len(lanes))
             if np.count_nonzero(never):
                 n = int(never.nonzero()[0][0])
                 self.add_finding(
@@ -111,17 +111,19 @@ class ChunkShadow(RaceChecks):
                 self.on_strong_read(np.repeat(lanes, count), self.shared, index)
             self._check_and_record_read(self.shared, space, lanes, index, count, None)
 
-    def on_store(self, space: str, offsets: Any, total: int, store: DoneStore) -> None:
+    def on_shared_or_local_store(
+        self, space: str, offsets: Any, total: int, store: DoneStore
+    ) -> None:
         """A write of shared or local memory."""
         lanes = self.st.active_lanes()
         if space == "local":
             self._check_local_access(lanes, offsets, total, True)
-            store.go_after_store()
+            store.switch_to_after_store()
             return
-        index, count = self._granule_indices(offsets, total, self.grain)
+        index, count = self._granules_and_count(offsets, total, self.grain)
         if not self.race:
             self.shared.write[index] = self._now_word()
-            store.go_after_store()
+            store.switch_to_after_store()
             return
         if self._is_atomic():
             self._publish_strong_write(np.repeat(lanes, count), self.shared, index)
@@ -142,9 +144,9 @@ class ChunkShadow(RaceChecks):
             )
 
         self._check_write_races(slots, space, many, index, mapping, same)
-        mine = self._own_records(many, space, self._counts_as_strong(space))
+        mine = self._make_own_records(many, space, self._counts_as_strong(space))
         slots.write[index] = mine
-        store.go_after_store()
+        store.switch_to_after_store()
         lost = slots.write[index] != mine
         if np.count_nonzero(lost):
             equal = same()
@@ -165,7 +167,7 @@ class ChunkShadow(RaceChecks):
         index = base[:, None] + np.arange(total)
         if write:
             self.local[index] = True
-        elif not (known := self.local[index] | ~self.used_bytes(total)).all():
+        elif not (known := self.local[index] | ~self.used_byte_mask(total)).all():
             n = int(np.flatnonzero(~known.all(1))[0])
             self.add_finding(
                 "init",
@@ -177,7 +179,7 @@ class ChunkShadow(RaceChecks):
     def on_shared_atomic(self, offsets: Any, size: int) -> None:
         """An atomic of shared memory."""
         lanes = self.st.active_lanes()
-        index, count = self._granule_indices(offsets, size, self.grain)
+        index, count = self._granules_and_count(offsets, size, self.grain)
         many = np.repeat(lanes, count) if count > 1 else lanes
         if self.init and (self.shared.write[index] == 0).any():
             n = int(np.flatnonzero(self.shared.write[index] == 0)[0])
@@ -197,7 +199,7 @@ class ChunkShadow(RaceChecks):
         if waits or (at is not None and at.op == "atom"):
             self.on_strong_read(many, self.shared, index)
         self.shared.record_atomics(
-            index, self._own_records(many, "shared", True), self.facts.blind[self.st.site]
+            index, self._make_own_records(many, "shared", True), self.facts.blind[self.st.site]
         )
         self._remember_poll([(self.shared, index)])
 
@@ -205,26 +207,26 @@ class ChunkShadow(RaceChecks):
         """cp.async: from now until its wait, its target is nobody's."""
         if not self.race:
             return
-        index, count = self._granule_indices(flat, size, self.grain)
+        index, count = self._granules_and_count(flat, size, self.grain)
         many = np.repeat(lanes, count) if count > 1 else lanes
         inside = index < len(self.shared.write)
         many, index = many[inside], index[inside]
         self._check_write_races(self.shared, "shared", many, index, None, None)
-        self.shared.write[index] = self._own_records(many, "shared", False)
-        self.shared.begin_copies(index, many)
+        self.shared.write[index] = self._make_own_records(many, "shared", False)
+        self.shared.mark_copies_in_flight(index, many)
 
     def on_copy_end(self, flat: Any, size: int) -> None:
-        """cp.async has landed; its write by `on_store` follows."""
+        """cp.async has landed; its write by `on_shared_or_local_store` follows."""
         if self.shared.flight is not None:
-            index, _ = self._granule_indices(flat, size, self.grain)
+            index, _ = self._granules_and_count(flat, size, self.grain)
             self.shared.flight[index[index < len(self.shared.flight)]] = 0
 
     def on_copies_tied_to_mbarrier(self, lanes: Lanes, flat: Any, size: int) -> None:
         """Copies are under way until somebody of the block has waited for an mbarrier."""
         if self.race:
-            index, count = self._granule_indices(flat, size, self.grain)
+            index, count = self._granules_and_count(flat, size, self.grain)
             many = np.repeat(lanes, count)
-            self.shared.begin_copies(index, many)
+            self.shared.mark_copies_in_flight(index, many)
             self.bound.append((many, index))
 
     def on_copies_waited(self, lanes: Lanes, of: int) -> None:
@@ -244,7 +246,7 @@ class ChunkShadow(RaceChecks):
             self.add_finding(
                 "race",
                 instr.line,
-                f"read ({position_text(instr)}) by {self.lane_text(int(lanes[0]))}: its source "
+                f"read ({instruction_text(instr)}) by {self.lane_text(int(lanes[0]))}: its source "
                 "was written before the copy was waited for",
             )
 
@@ -277,10 +279,10 @@ class ChunkShadow(RaceChecks):
             still = written is not None and id(mapping.buf) not in written
             if still and not strong:
                 continue
-            lanes, where, slots = self.st.active_lanes(), addr, self.o.records_of(mapping)
+            lanes, where, slots = self.st.active_lanes(), addr, self.o.records_of_mapping(mapping)
             if some is not None:
                 lanes, where = lanes[some], addr[some]
-            index, count = self._granule_indices(
+            index, count = self._granules_and_count(
                 self._buffer_offsets(mapping, where), total, self.o.grain
             )
             if strong:
@@ -302,10 +304,10 @@ class ChunkShadow(RaceChecks):
                 self.o.written.add(id(mapping.buf))
             which = slice(None) if some is None else some
             lanes, where = self.st.active_lanes()[which], addr[which]
-            index, count = self._granule_indices(
+            index, count = self._granules_and_count(
                 self._buffer_offsets(mapping, where), total, self.o.grain
             )
-            slots = self.o.records_of(mapping)
+            slots = self.o.records_of_mapping(mapping)
             if self._is_strong():
                 self._publish_strong_write(np.repeat(lanes, count), slots, index)
             done = DoneStore(flags[which])
@@ -319,23 +321,23 @@ class ChunkShadow(RaceChecks):
         for mapping, some in self._lanes_by_mapping(addr):
             mine = lanes if some is None else lanes[some]
             where = addr if some is None else addr[some]
-            index, count = self._granule_indices(
+            index, count = self._granules_and_count(
                 self._buffer_offsets(mapping, where), size, self.o.grain
             )
             mine = np.repeat(mine, count) if count > 1 else mine
-            slots = self.o.records_of(mapping)
+            slots = self.o.records_of_mapping(mapping)
             self._check_write_races(slots, "global", mine, index, mapping, None)
             self._publish_strong_write(mine, slots, index)
             if self.st.at is not None and self.st.at.op == "atom":
                 self.on_strong_read(mine, slots, index)
-            records = self._own_records(mine, "global", True)
+            records = self._make_own_records(mine, "global", True)
             slots.record_atomics(index, records, self.facts.blind[self.st.site])
             if self.is_block_scoped():
-                self._report_apart_blocks(slots, mine, records, index, mapping)
+                self._report_block_scope_race(slots, mine, records, index, mapping)
             words.append((slots, index))
         self._remember_poll(words)
 
-    def _report_apart_blocks(
+    def _report_block_scope_race(
         self, slots: AccessRecords, lanes: Lanes, mine: Words, index: Any, mapping: Any
     ) -> None:
         """Blocks that meet at a word in one instruction whose scope is the block."""
@@ -349,5 +351,5 @@ class ChunkShadow(RaceChecks):
             )
 
 
-def _releases_of(slots: AccessRecords, index: Any) -> Any:
+def _release_numbers_at(slots: AccessRecords, index: Any) -> Any:
     return None if slots.released is None else slots.released[:, index]

@@ -129,7 +129,7 @@ static inline int ordered(const Who* o, const Watch* w, uint64_t threads, uint64
   return record < o->passed || (other - o->block) / 32 == (o->me - o->block) / 32;
 }
 
-// RaceChecks._are_stale.
+// RaceChecks._stale_records.
 static inline int stale(const Who* o, const Watch* w, uint64_t threads, uint64_t record) {
   uint64_t other = record & THREAD;
   if (record < o->floor) return 1;
