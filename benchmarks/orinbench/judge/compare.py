@@ -34,7 +34,7 @@ def compare_command(before: str, after: str, output: str, history: Path | None) 
     """
     path = history or history_path()
     old, new = (records_of_result(name, path) for name in (before, after))
-    compared = compare_saved(old, new, noise_between_results(before, after, path))
+    compared = compare_saved(old, new, result_noise_by_case(before, after, path))
     if not compared.judged:
         raise BenchError(
             f"{before} and {after} measured no test in common (model, backend, test, -t)"
@@ -48,7 +48,7 @@ def compare_command(before: str, after: str, output: str, history: Path | None) 
     return EXIT_SLOWER if compared.is_worse else 0
 
 
-def noise_between_results(before: str, after: str, history: Path) -> dict[str, Noise | None]:
+def result_noise_by_case(before: str, after: str, history: Path) -> dict[str, Noise | None]:
     """Return how much runs differ by themselves, as far as the history of this machine knows it."""
     if not history.exists():
         return {}

@@ -20,7 +20,7 @@ from orinbench.judge.schema import LLAMA_FIELDS, SCHEMA_VERSION, Plain, Record
 from orinbench.judge.verdict import compare_paired, holm_adjusted, process_medians, verdict_text
 from orinbench.measure.backends.backend import PreparedCase
 from orinbench.measure.backends.sm_limit import orin_ms_fields
-from orinbench.measure.board import FEW_READINGS, energy_fields, power_reading_count
+from orinbench.measure.board import FEW_READINGS, energy_fields, median_reading_count
 from orinbench.measure.clocks import ClockState, clock_warnings
 from orinbench.measure.environment import Environment
 from orinbench.measure.plan import KNOB_BY_FIELD, AnyCase, Case
@@ -402,7 +402,7 @@ def row_warnings(
             f"{percent:.0f} %",
         )
     energy = energy_fields([sample.energy for sample in row.samples]).get("energy")
-    if energy and (readings := power_reading_count(energy)) < FEW_READINGS:
+    if energy and (readings := median_reading_count(energy)) < FEW_READINGS:
         yield BenchWarning(
             WarningKind.ROUGH_ENERGY,
             f"energy is rough: fewer than {FEW_READINGS} readings of the sensor a repetition",

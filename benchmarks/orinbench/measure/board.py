@@ -144,7 +144,7 @@ def energy_note(record: Mapping[str, Any]) -> str:
     return "; ".join(words) + "."
 
 
-def power_reading_count(runs: Sequence[Mapping[str, Any] | None] | None) -> float:
+def median_reading_count(runs: Sequence[Mapping[str, Any] | None] | None) -> float:
     """The sensor's readings in the timed part of a repetition: the median over all repetitions.
 
     `runs` is the `energy` of a record: one entry a repetition.

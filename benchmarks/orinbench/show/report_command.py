@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from orinbench.files_and_json import write_atomically
-from orinbench.judge.compare import noise_between_results, records_of_result
+from orinbench.judge.compare import records_of_result, result_noise_by_case
 from orinbench.judge.history.store import history_path
 from orinbench.judge.saved_comparison import compare_saved
 from orinbench.options import FILE, history_option, option
@@ -29,7 +29,7 @@ def report_command(results: tuple[str, ...], output: Path, title: str, history: 
     first, *later = zip(found, dict.fromkeys(results), strict=True)
     compared = {
         name: compare_saved(
-            found[first[0]], found[name], noise_between_results(first[1], result, path)
+            found[first[0]], found[name], result_noise_by_case(first[1], result, path)
         )
         for name, result in later
     }
