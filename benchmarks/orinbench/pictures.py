@@ -80,9 +80,9 @@ class VisionModel:
     def __init__(self, network: Network, mmproj: Path, device: str) -> None:
         template = ModelDescription.from_network(network).template
         enable_pictures(template, mmproj, network, device)
-        assert template is not None and template.sight is not None
+        assert template is not None and template.picture_encoder is not None
         self._template = template
-        self.sight: PictureEncoder = template.sight
+        self.encoder: PictureEncoder = template.picture_encoder
 
     @staticmethod
     def read(model: Path, mmproj: Path) -> "VisionModel":
@@ -91,14 +91,14 @@ class VisionModel:
 
     def picture_prompt(self, picture: Any) -> list[int]:
         """Return the prompt of a picture and QUESTION, whose tokens are the last ones."""
-        seen: Picture = self.sight.make_picture(picture)
+        seen: Picture = self.encoder.make_picture(picture)
         parts = [{"type": "image", "image": seen}, {"type": "text", "text": QUESTION}]
         return self._template.encode([{"role": "user", "content": parts}])
 
     @property
     def projector_label(self) -> str:
         """The projector, the commonest type of its matrices, and their bytes."""
-        tensors = self.sight.gguf.tensors.values()
+        tensors = self.encoder.gguf.tensors.values()
         types = [tensor.type.name for tensor in tensors if len(tensor.shape) > 1]
         common = max(dict.fromkeys(types), key=types.count)
-        return f"{self.sight.projector.kind} {common} {self.sight.gguf.n_tensor_bytes}"
+        return f"{self.encoder.projector.kind} {common} {self.encoder.gguf.n_tensor_bytes}"

@@ -262,10 +262,10 @@ def enable_pictures(
         raise BadInput(
             f"{network.gguf.path}: has no chat template; pictures (--mmproj) are parts of messages"
         )
-    sight = PictureEncoder.read(mmproj, network, device)
-    if at_once and (prepare := getattr(sight.encode, "prepare_for_rows", None)) is not None:
-        prepare(sight.projector.largest_tile_row_count(network.context))
-    template.enable_pictures(sight)
+    encoder = PictureEncoder.read(mmproj, network, device)
+    if at_once and (prepare := getattr(encoder.encode, "prepare_for_rows", None)) is not None:
+        prepare(encoder.projector.largest_tile_row_count(network.context))
+    template.enable_pictures(encoder)
 
 
 def read_picture(path: str | Path) -> bytes:

@@ -363,11 +363,10 @@ class Model:
         if (failure := self._scheduler.failure) is not None:
             with raise_as_device_fault(self.plan.device):
                 raise failure
-        sight = None if self.template is None else self.template.sight
-        if why == NO_NUMBERS or (why == NO_ROWS and sight is not None):
-            file = (
-                self.description.network.gguf if why == NO_NUMBERS or sight is None else sight.gguf
-            )
+        encoder = None if self.template is None else self.template.picture_encoder
+        if why == NO_NUMBERS or (why == NO_ROWS and encoder is not None):
+            own = self.description.network.gguf
+            file = own if why == NO_NUMBERS or encoder is None else encoder.gguf
             what = "its logits" if why == NO_NUMBERS else "its rows of a picture"
             raise BadInput(
                 f"{file.path}: {what} are no numbers; the file is damaged, or a kernel is wrong "

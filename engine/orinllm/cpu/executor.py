@@ -25,7 +25,7 @@ from orinllm.gpu.kernels.buffers import page_count
 from orinllm.network.config import Config, context_overflow_error
 from orinllm.network.layer import GatedDeltaNet
 from orinllm.network.vision.pictures import (
-    Turns,
+    Mrope,
     mrope_positions,
     mrope_positions_of_text,
     picture_places_and_rows,
@@ -83,33 +83,33 @@ class CpuExecutor:
         return self.config.vocab_size
 
     def fill_cache(
-        self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
+        self, tokens: Sequence[int], start: int, slot: int = 0, mrope: Mrope | None = None
     ) -> None:
         """Append tokens to a slot from position `start` on; nobody wants their logits.
 
-        `turns`: the tokens' positions in three parts (`mrope_positions`); None: those of text.
+        `mrope`: the tokens' positions in three parts (`mrope_positions`); None: those of text.
         Raises BadInput where they do not fit the context.
         """
         self._check_context_room(len(tokens), start)
         for at, end in self._piece_bounds(tokens):
-            self._append_tokens(tokens[at:end], start + at, slot, _mrope_slice(turns, at, end))
+            self._append_tokens(tokens[at:end], start + at, slot, _mrope_slice(mrope, at, end))
 
     def prefill(
-        self, tokens: Sequence[int], start: int = 0, slot: int = 0, turns: Turns | None = None
+        self, tokens: Sequence[int], start: int = 0, slot: int = 0, mrope: Mrope | None = None
     ) -> Floats:
         """Append tokens as `fill_cache` does; return the logits after the last one."""
         self._check_context_room(len(tokens), start)
         *before, (at, end) = self._piece_bounds(tokens)
         for first, behind in before:
             self._append_tokens(
-                tokens[first:behind], start + first, slot, _mrope_slice(turns, first, behind)
+                tokens[first:behind], start + first, slot, _mrope_slice(mrope, first, behind)
             )
-        self._append_tokens(tokens[at:end], start + at, slot, _mrope_slice(turns, at, end), last=1)
+        self._append_tokens(tokens[at:end], start + at, slot, _mrope_slice(mrope, at, end), last=1)
         logits: Floats = self._read_logits(1)[0]
         return logits
 
     def logits_after_each(
-        self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
+        self, tokens: Sequence[int], start: int, slot: int = 0, mrope: Mrope | None = None
     ) -> Floats:
         """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary).
 
@@ -117,7 +117,7 @@ class CpuExecutor:
         """
         self._state.kept = 1
         try:
-            self._append_tokens(tokens, start, slot, turns, last=len(tokens))
+            self._append_tokens(tokens, start, slot, mrope, last=len(tokens))
         finally:
             self._state.kept = 0
         return self._read_logits(len(tokens))
@@ -135,14 +135,14 @@ class CpuExecutor:
         tokens: Sequence[int],
         positions: Sequence[int],
         slots: Sequence[int],
-        turns: Turns | None = None,
+        mrope: Mrope | None = None,
     ) -> Floats:
         """Append a token to each of up to MOST_ROWS slots; return the logits after each."""
-        self._compute_piece(tokens, positions, slots, range(len(tokens)), turns)
+        self._compute_piece(tokens, positions, slots, range(len(tokens)), mrope)
         return self._read_logits(len(tokens))
 
     def prefill_for_hidden_states(
-        self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
+        self, tokens: Sequence[int], start: int, slot: int = 0, mrope: Mrope | None = None
     ) -> Floats:
         """Append tokens to a slot; return what the last norm makes of each: (tokens, width)."""
         self._check_context_room(len(tokens), start)
@@ -150,7 +150,7 @@ class CpuExecutor:
         for at in range(0, len(tokens), CHUNK):
             n = len(tokens[at : at + CHUNK])
             self._append_tokens(
-                tokens[at : at + CHUNK], start + at, slot, _mrope_slice(turns, at, at + CHUNK)
+                tokens[at : at + CHUNK], start + at, slot, _mrope_slice(mrope, at, at + CHUNK)
             )
             pieces.append(self._last_layer_rows(n))
         return self.apply_last_norm(np.concatenate(pieces))
@@ -165,11 +165,11 @@ class CpuExecutor:
             raise context_overflow_error(n, start, self.context)
 
     def _append_tokens(
-        self, tokens: Sequence[int], start: int, slot: int, turns: Turns | None, last: int = 0
+        self, tokens: Sequence[int], start: int, slot: int, mrope: Mrope | None, last: int = 0
     ) -> None:
         """Append neighbours to a slot; the logits of the `last` ones are wanted."""
         n = len(tokens)
-        self._compute_piece(tokens, range(start, start + n), [slot] * n, range(n - last, n), turns)
+        self._compute_piece(tokens, range(start, start + n), [slot] * n, range(n - last, n), mrope)
 
     def _compute_piece(
         self,
@@ -177,7 +177,7 @@ class CpuExecutor:
         positions: Sequence[int],
         slots: Sequence[int],
         wanted: Sequence[int],
-        turns: Turns | None,
+        mrope: Mrope | None,
     ) -> None:
         """Append a piece's tokens, each at its position of a slot."""
         if self.config.n_state_floats:
@@ -190,7 +190,7 @@ class CpuExecutor:
         for name, values in given.items():
             getattr(state, name)[: len(values)] = values
         if self.config.uses_mrope:
-            three = [positions] * 3 if turns is None else turns.tolist()
+            three = [positions] * 3 if mrope is None else mrope.tolist()
             for part, values in zip(state.turns, three, strict=True):
                 part[: len(values)] = values
         self._place_picture_rows(tokens)
@@ -340,8 +340,8 @@ class CpuExecutor:
             )
 
 
-def _mrope_slice(turns: Turns | None, start: int, end: int) -> Turns | None:
-    return None if turns is None else turns[:, start:end]
+def _mrope_slice(mrope: Mrope | None, start: int, end: int) -> Mrope | None:
+    return None if mrope is None else mrope[:, start:end]
 
 
 def _reclaimable_bytes() -> int:
@@ -372,8 +372,8 @@ class CpuRunner:
     def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`."""
         if end > start:
-            turns = self._mrope_positions(tokens, start, end)
-            self.path.fill_cache(tokens[start:end], start, self._slot_of_pages(pages), turns)
+            mrope = self._mrope_positions(tokens, start, end)
+            self.path.fill_cache(tokens[start:end], start, self._slot_of_pages(pages), mrope)
 
     def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
@@ -387,9 +387,9 @@ class CpuRunner:
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         """See `Runner`."""
-        turns = self._mrope_positions(tokens, start, end)
+        mrope = self._mrope_positions(tokens, start, end)
         return self.path.prefill_for_hidden_states(
-            tokens[start:end], start, self._slot_of_pages(pages), turns
+            tokens[start:end], start, self._slot_of_pages(pages), mrope
         )
 
     def submit_first_token(self, row: StepRow, start: int) -> None:
@@ -407,8 +407,8 @@ class CpuRunner:
         slots = [self._slot_of_pages(row.pages) for row in rows]
         if self._start < 0:
             positions = [row.position for row in rows]
-            turns = self._mrope_positions_of_text([row.position - row.behind for row in rows])
-            self._logits = self.path.decode_batch(tokens, positions, slots, turns)
+            mrope = self._mrope_positions_of_text([row.position - row.behind for row in rows])
+            self._logits = self.path.decode_batch(tokens, positions, slots, mrope)
         else:
             (row,), start = rows, self._start
             text = [*row.draw.before[: row.position], *tokens]
@@ -421,8 +421,8 @@ class CpuRunner:
         assert row.token is not None
         slot, how = self._slot_of_pages(row.pages), row.draw.sampling
         tokens, first = [row.token, *guesses], row.position - row.behind
-        turns = self._mrope_positions_of_text(range(first, first + len(tokens)))
-        rows = self.path.logits_after_each(tokens, row.position, slot, turns)
+        mrope = self._mrope_positions_of_text(range(first, first + len(tokens)))
+        rows = self.path.logits_after_each(tokens, row.position, slot, mrope)
         drawn = [sample_token(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
         self.path.set_states_after_first(1 + common_prefix_length(guesses, drawn), slot)
         return drawn
@@ -431,10 +431,10 @@ class CpuRunner:
         """See `Runner`."""
         return self._logits
 
-    def _mrope_positions(self, tokens: Sequence[int], start: int, end: int) -> Turns | None:
+    def _mrope_positions(self, tokens: Sequence[int], start: int, end: int) -> Mrope | None:
         return mrope_positions(tokens, start, end) if self.path.config.uses_mrope else None
 
-    def _mrope_positions_of_text(self, positions: Sequence[int]) -> Turns | None:
+    def _mrope_positions_of_text(self, positions: Sequence[int]) -> Mrope | None:
         return mrope_positions_of_text(positions) if self.path.config.uses_mrope else None
 
     def _slot_of_pages(self, pages: Sequence[int]) -> int:

@@ -117,7 +117,7 @@ class OtherApis:
         can = ["completion", "embedding"] + ["tools"] * (engine.template is not None)
         if engine.template is not None and "enable_thinking" in engine.template.reads:
             can.append("thinking")
-        if engine.template is not None and engine.template.sight is not None:
+        if engine.template is not None and engine.template.picture_encoder is not None:
             can.append("vision")
         family = engine.file.family
         info = {

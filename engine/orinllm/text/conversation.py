@@ -36,9 +36,9 @@ class Conversation:
 
     def make_picture(self, source: Any) -> Picture:
         """Return a picture for a message; raises BadInput for none, or where the model is blind."""
-        if self._template.sight is None:
+        if self._template.picture_encoder is None:
             raise BadInput("the model reads text only; it sees with --mmproj FILE")
-        return self._template.sight.make_picture(source)
+        return self._template.picture_encoder.make_picture(source)
 
     def add_question(self, text: str, pictures: Sequence[Picture] = ()) -> list[int]:
         """Add a user's message, with pictures before its text; return the prompt's tokens.

@@ -86,7 +86,7 @@ class ChatTemplate:
     Attributes:
       source: The Jinja text.
       reads: Names of the variables that it reads, messages and tools among them.
-      sight: Makes rows of a prompt of the pictures in messages; None: the model reads text only.
+      picture_encoder: Makes rows of a prompt of messages' pictures; None: it reads text only.
 
     Args:
       source: The Jinja text.
@@ -99,7 +99,7 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._with_tools = with_tools
-        self.sight: PictureEncoder | None = None
+        self.picture_encoder: PictureEncoder | None = None
         self._starts_in_reasoning: dict[bytes, bool] = {}  # by what the template was told
         self._tokenizer = tokenizer
         self._bos, self._eos = (
@@ -111,16 +111,16 @@ class ChatTemplate:
         except BadInput as error:
             raise BadInput(f"{KEY}: {error}") from None
 
-    def enable_pictures(self, sight: PictureEncoder) -> None:
+    def enable_pictures(self, encoder: PictureEncoder) -> None:
         """Let messages have pictures."""
-        slot = self._tokenizer.encode(sight.projector.slot, special=True)
+        slot = self._tokenizer.encode(encoder.projector.slot, special=True)
         if len(slot) != 1:
             raise BadInput(
-                f"the vocabulary has no token {sight.projector.slot}, which stands for a picture"
+                f"the vocabulary has no token {encoder.projector.slot}, which stands for a picture"
             )
         for template in (self, self._with_tools):
             if template is not None:
-                template.sight = sight
+                template.picture_encoder = encoder
 
     @classmethod
     def from_metadata(
@@ -241,9 +241,9 @@ class ChatTemplate:
         text, pictures = rendered
         ids = self._tokenizer.encode(text, special=True)
         if pictures:
-            assert self.sight is not None
-            slot = self._tokenizer.encode(self.sight.projector.slot, special=True)
-            ids = self.sight.insert_picture_rows(ids, slot[0], pictures)
+            assert self.picture_encoder is not None
+            slot = self._tokenizer.encode(self.picture_encoder.projector.slot, special=True)
+            ids = self.picture_encoder.insert_picture_rows(ids, slot[0], pictures)
         bos = self._tokenizer.bos_id
         return [bos, *ids] if self._tokenizer.add_bos and bos is not None else ids
 
@@ -252,35 +252,36 @@ class ChatTemplate:
         parts: list[Any] = []
         for part in message["content"] if isinstance(message.get("content"), list) else ():
             if isinstance(part, Mapping) and part.get("type") == "image":
-                if self.sight is None:
+                if self.picture_encoder is None:
                     raise BadInput(
                         "the message has a picture, and this model reads text only; a model with "
                         "an mmproj file sees (--mmproj)"
                     )
-                pictures.append(self.sight.make_picture(part.get("image")))
+                pictures.append(self.picture_encoder.make_picture(part.get("image")))
                 part = {"type": "image"} if self._accepts_picture_parts else _MARK
             parts.append(part)
         return {**message, "content": parts} if parts else message
 
     def _with_picture_texts(self, text: str, pictures: Sequence[Picture]) -> str:
         """Return a prompt's text with that of each picture in the place of its mark."""
-        assert self.sight is not None
-        mark = self.sight.projector.slot if self._accepts_picture_parts else str(_MARK["text"])
+        encoder = self.picture_encoder
+        assert encoder is not None
+        mark = encoder.projector.slot if self._accepts_picture_parts else str(_MARK["text"])
         before, *rest = text.split(mark)
         if len(rest) != len(pictures):
             raise BadInput(f"chat template: it has {len(rest)} places for {len(pictures)} pictures")
         return before + "".join(
-            self.sight.prompt_text(picture, not self._accepts_picture_parts) + behind
+            encoder.prompt_text(picture, not self._accepts_picture_parts) + behind
             for picture, behind in zip(pictures, rest, strict=True)
         )
 
     @functools.cached_property
     def _accepts_picture_parts(self) -> bool:
         """A template that knows no pictures leaves such parts out, or prints something else."""
-        assert self.sight is not None
+        assert self.picture_encoder is not None
         parts = [{"type": "image"}, {"type": "text", "text": _PROBE}]
         text = self._rendered_or_empty({"role": "user", "content": parts})
-        return text.count(self.sight.projector.slot) == 1 and _PROBE in text
+        return text.count(self.picture_encoder.projector.slot) == 1 and _PROBE in text
 
     def template_for_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
         """Return the one of a model's templates that conversations with these tools take."""

@@ -59,11 +59,11 @@ def test_an_encoder_is_timed_and_compared_and_so_is_a_first_text(
             assert first.finite and second.finite and min(first.ns, second.ns) > 100_000
         assert second.extra == {"prompt_tokens": ASKED.n_prompt}
         drawn = {
-            runner._vision_model.sight.make_picture(runner._draw_jpeg(SEEN)).ids for _ in range(3)
+            runner._vision_model.encoder.make_picture(runner._draw_jpeg(SEEN)).ids for _ in range(3)
         }
         assert len(drawn) == 3  # each is another one, or its rows would be known
-        encode, sight = runner._vision_model.sight.encode, runner._vision_model.sight
-        runner._vision_model.sight = replace(sight, encode=lambda tiles: encode(tiles)[::-1])
+        old = runner._vision_model.encoder
+        runner._vision_model.encoder = replace(old, encode=lambda tiles: old.encode(tiles)[::-1])
         found = runner.warm_up(SEEN, check=True)
     lane = LaneResult(Lane("tinygrad:CPU", (SEEN,)), None, [])
     with pytest.raises(CheckFailed, match=r"its rows are .* off the float64 reference, allowed 1"):

@@ -218,8 +218,8 @@ assert plan.is_fused, plan.obstacles
 runner = make_runner(network, plan, share=SharingOptions(slots=1))
 store = make_page_store(runner, network)
 model = Model(ModelDescription.from_network(network), plan, runner, store)
-sight = PictureEncoder.read(folder / "mmproj.gguf", network, "NV")
-found = tokens_of(model.generate(ids_of(sight, kind), GREEDY, max_tokens=3))
+encoder = PictureEncoder.read(folder / "mmproj.gguf", network, "NV")
+found = tokens_of(model.generate(ids_of(encoder, kind), GREEDY, max_tokens=3))
 assert found == list(RECORDED[f"{kind}.tokens"][:3]), found
 print("the picture is seen")
 """

@@ -55,9 +55,9 @@ def test_a_server_has_room_for_the_largest_picture_at_its_start(
     template = ModelDescription.from_network(network).template
     assert template is not None
     enable_pictures(template, tmp_path / "mmproj.gguf", network, "EMU", at_once=True)
-    assert template.sight is not None
-    encode = template.sight.encode
+    assert template.picture_encoder is not None
+    encode = template.picture_encoder.encode
     assert isinstance(encode, FusedEncoder) and encode._room.patches == 36 * 4
     enable_pictures(template, tmp_path / "mmproj.gguf", network, "EMU")
-    later = template.sight.encode
+    later = template.picture_encoder.encode
     assert isinstance(later, FusedEncoder) and later._room.patches == 0

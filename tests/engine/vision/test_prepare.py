@@ -229,15 +229,15 @@ NONE: list[tuple[Any, str]] = [
 
 def test_what_is_no_picture_of_a_program_is_one_line(tmp_path: Path) -> None:
     """Before an array is copied; an image of Pillow may be of a file that is not read yet."""
-    sight = seeing(tmp_path / "mmproj.gguf", "gemma3")
+    encoder = seeing(tmp_path / "mmproj.gguf", "gemma3")
     file = io.BytesIO()
     Image.new("RGB", (9, 7)).save(file, "JPEG")
-    assert sight.make_picture(bytearray(file.getvalue())).n_rows == tiny.ROWS
-    assert sight.make_picture(Image.open(file)).n_rows == tiny.ROWS
+    assert encoder.make_picture(bytearray(file.getvalue())).n_rows == tiny.ROWS
+    assert encoder.make_picture(Image.open(file)).n_rows == tiny.ROWS
     cut = Image.open(io.BytesIO(png(500, 500)))
     for source, said in (*NONE, (cut, "the picture is damaged: OSError: ")):
         with pytest.raises(BadInput, match=said) as raised:
-            sight.make_picture(source)
+            encoder.make_picture(source)
         assert "\n" not in str(raised.value)
 
 
@@ -245,12 +245,12 @@ def test_a_picture_of_more_rows_than_have_numbers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers of the next picture begin there."""
-    sight, pixels = seeing(tmp_path / "mmproj.gguf", "idefics3"), np.zeros((32, 64, 3), np.uint8)
+    encoder, pixels = seeing(tmp_path / "mmproj.gguf", "idefics3"), np.zeros((32, 64, 3), np.uint8)
     monkeypatch.setattr("orinllm.mmproj.MOST_ROWS", 3 * tiny.ROWS)
-    assert sight.make_picture(pixels).n_rows == 3 * tiny.ROWS
+    assert encoder.make_picture(pixels).n_rows == 3 * tiny.ROWS
     monkeypatch.setattr("orinllm.mmproj.MOST_ROWS", 3 * tiny.ROWS - 1)
     with pytest.raises(BadInput, match="the picture has 48 rows; 47 at most were expected"):
-        sight.make_picture(pixels)
+        encoder.make_picture(pixels)
 
 
 def test_a_gemma_that_does_not_say_so_has_a_row_of_four_by_four_patches(
@@ -274,11 +274,11 @@ def test_a_file_of_too_many_bytes_is_not_decoded(
 ) -> None:
     data, path = png(2, 2), tmp_path / "photo.png"
     path.write_bytes(data)
-    sight = seeing(tmp_path / "mmproj.gguf", "gemma3")
-    assert read_picture(path) == data and sight.make_picture(data).n_rows == tiny.ROWS
+    encoder = seeing(tmp_path / "mmproj.gguf", "gemma3")
+    assert read_picture(path) == data and encoder.make_picture(data).n_rows == tiny.ROWS
     monkeypatch.setattr("orinllm.mmproj.MOST_BYTES", len(data) - 1)
     with pytest.raises(BadInput, match=r"the picture has \d+ bytes; \d+ at most"):
-        sight.make_picture(data)
+        encoder.make_picture(data)
     with pytest.raises(BadInput, match=r"photo.png: is larger than"):
         read_picture(path)
 
@@ -393,8 +393,8 @@ def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> Non
     found = read_projector(tmp_path / "mmproj.gguf")
 
     def rows(value: float) -> NDArray[np.float32]:
-        sight = PictureEncoder(*found, lambda tiles: np.full((tiny.ROWS, 1), value, np.float32))
-        return sight.make_picture(np.zeros((8, 8, 3), np.uint8)).encoded_rows
+        encoder = PictureEncoder(*found, lambda tiles: np.full((tiny.ROWS, 1), value, np.float32))
+        return encoder.make_picture(np.zeros((8, 8, 3), np.uint8)).encoded_rows
 
     assert rows(1).max() == 1 and rows(2).max() == 2
     tiles = [np.zeros(shape, np.uint8) for shape in ((2, 4, 3), (4, 2, 3), (2, 4, 3))]
@@ -409,15 +409,15 @@ def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> Non
 
 def test_rows_are_as_many_as_places_for_them(tmp_path: Path) -> None:
     """A template may leave a picture out, or write its token for another reason."""
-    sight = seeing(tmp_path / "mmproj.gguf", "idefics3")
+    encoder = seeing(tmp_path / "mmproj.gguf", "idefics3")
     picture = find_or_make_picture(
         "", PreparedPicture((np.zeros((8, 8, 3), np.uint8),) * 3, (1, 2)), 6, nothing
     )
     a, b, c, d, e, f = picture.ids
-    assert sight.insert_picture_rows([5, 9, 6, 9, 9], 9, [picture]) == [5, a, b, 6, c, d, e, f]
+    assert encoder.insert_picture_rows([5, 9, 6, 9, 9], 9, [picture]) == [5, a, b, 6, c, d, e, f]
     for ids in ([5, 9, 9], [9] * 4):
         with pytest.raises(BadInput, match=f"has {ids.count(9)} places for 3 tiles of pictures"):
-            sight.insert_picture_rows(ids, 9, [picture])
+            encoder.insert_picture_rows(ids, 9, [picture])
 
 
 def test_pictures_that_nobody_has_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

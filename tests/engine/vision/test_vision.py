@@ -44,13 +44,13 @@ def tokens_of(answer: Iterable[AnswerToken]) -> list[int]:
 
 
 def sight_of(model: Model) -> PictureEncoder:
-    assert model.template is not None and model.template.sight is not None
-    return model.template.sight
+    assert model.template is not None and model.template.picture_encoder is not None
+    return model.template.picture_encoder
 
 
-def ids_of(sight: PictureEncoder, kind: str) -> list[int]:
+def ids_of(encoder: PictureEncoder, kind: str) -> list[int]:
     """The prompt of the record, with rows of its pictures."""
-    seen = [sight.make_picture(picture) for picture in tiny.pictures(kind)]
+    seen = [encoder.make_picture(picture) for picture in tiny.pictures(kind)]
     found: list[int] = []
     for part in tiny.prompt(kind):
         if isinstance(part, int):
@@ -66,12 +66,12 @@ def ids_of(sight: PictureEncoder, kind: str) -> list[int]:
 def test_rows_stand_in_the_place_of_a_picture(files: Path, kind: str) -> None:
     """Instead of the template's token, as `transformers` expands it; Gemma's stays before them."""
     model, photo = load(files, kind), tiny.pictures(kind)[0]
-    sight = sight_of(model)
+    encoder = sight_of(model)
     parts = [{"type": "image", "image": photo}, {"type": "text", "text": "What?"}]
     assert model.template is not None
     ids = model.template.encode([{"role": "user", "content": parts}])
-    assert [i for i in ids if i < 0] == list(sight.make_picture(photo).ids)
-    slot = tiny.tokens(kind).index(sight.projector.slot)
+    assert [i for i in ids if i < 0] == list(encoder.make_picture(photo).ids)
+    slot = tiny.tokens(kind).index(encoder.projector.slot)
     assert ids.count(slot) == (1 if kind == "gemma3" else 0)
 
 
@@ -123,9 +123,9 @@ def test_an_encoder_that_makes_no_numbers_is_named(files: Path, tmp_path: Path) 
 def test_rows_are_those_of_transformers(files: Path, kind: str) -> None:
     """Of a file with the names of today, and of one with an older converter's names."""
     model, wanted = load(files, kind), RECORDED[f"{kind}.rows"]
-    sight = sight_of(model)
-    tiles = [tile for picture in tiny.pictures(kind) for tile in sight._prepare_image(picture)[0]]
-    assert np.abs(sight.encode(tiles) - wanted).max() < 1e-4
+    encoder = sight_of(model)
+    tiles = [tile for picture in tiny.pictures(kind) for tile in encoder._prepare_image(picture)[0]]
+    assert np.abs(encoder.encode(tiles) - wanted).max() < 1e-4
     old, projector = read_projector(files / f"mmproj-{kind}-old.gguf")
     assert np.abs(CpuEncoder(old, projector.encoder)(tiles) - wanted).max() < 1e-4
 
@@ -143,9 +143,9 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
     assert plan.is_fused, plan.obstacles
     executor = load_emulated(network.gguf.path, network.context)
     runner = FusedRunner(executor, 2)
-    sight = PictureEncoder.read(files / f"mmproj-{kind}.gguf", network, "CPU")
+    encoder = PictureEncoder.read(files / f"mmproj-{kind}.gguf", network, "CPU")
     model = Model(description, plan, runner, make_page_store(runner, network))
-    ids, wanted = ids_of(sight, kind), RECORDED[f"{kind}.logits"]
+    ids, wanted = ids_of(encoder, kind), RECORDED[f"{kind}.logits"]
     for behind in (0, 64):
         answer = model.generate(ids, GREEDY, max_tokens=4)
         assert tokens_of(answer) == list(RECORDED[f"{kind}.tokens"][:4]), behind

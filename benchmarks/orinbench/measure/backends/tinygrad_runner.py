@@ -332,7 +332,7 @@ class TinygradRunner:
 
     def _time_encoder(self, case: Case) -> Sample:
         """Time an encoder: from a picture's tiles of pixels to its rows on the host."""
-        picture = self._vision_model.sight.make_picture(self._draw_jpeg(case))
+        picture = self._vision_model.encoder.make_picture(self._draw_jpeg(case))
         self._synchronize()
         compiled, start = self._meters.compiled, time.perf_counter_ns()
         rows = picture.encoded_rows
@@ -341,15 +341,15 @@ class TinygradRunner:
 
     def _check_picture(self, case: Case) -> RowCheckResult:
         """Compare an encoder's rows with those in float64, on a GPU with those of the CPU's."""
-        sight = self._vision_model.sight
-        picture = sight.make_picture(self._draw_jpeg(case))
+        encoder = self._vision_model.encoder
+        picture = encoder.make_picture(self._draw_jpeg(case))
         tiles = picture.tiles
         if Device.DEFAULT == "CPU":
-            reference, against = VisionReference(sight.gguf.path), "the float64 reference"
+            reference, against = VisionReference(encoder.gguf.path), "the float64 reference"
             wanted = np.concatenate([reference.encode_tile(tile) for tile in tiles])
         else:
             against = "the CPU's encoder"
-            wanted = CpuEncoder(sight.gguf, sight.projector.encoder)(tiles)
+            wanted = CpuEncoder(encoder.gguf, encoder.projector.encoder)(tiles)
         return replace(
             compare_row_logits([picture.encoded_rows], [wanted], against, []), logits=None
         )

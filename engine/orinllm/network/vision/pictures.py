@@ -21,7 +21,7 @@ from orinllm.errors import BadInput
 Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
 #: Positions of tokens in three parts (time, row, column): (3, tokens).
-Turns = NDArray[np.int32]
+Mrope = NDArray[np.int32]
 #: Rows of a picture at most.
 MOST_ROWS = 1 << 20
 # Bytes of pictures and of their rows that are kept for a prompt that comes again.
@@ -149,25 +149,25 @@ def picture_places_and_rows(ids: Sequence[int]) -> tuple[list[int], Floats]:
     return places, np.stack(rows) if rows else np.empty((0, 0), np.float32)
 
 
-def mrope_positions(ids: Sequence[int], start: int, end: int) -> Turns:
+def mrope_positions(ids: Sequence[int], start: int, end: int) -> Mrope:
     """Return the positions of ids[start:end] in three parts; `ids` begin at position 0.
 
     Those of text are equal. A picture of a shape has one time, and its rows and columns from there
     on; what follows it has the next position behind all of these.
     """
     numbers = np.asarray(ids[:end], np.int64)
-    turns = np.tile(np.arange(len(numbers), dtype=np.int32), (3, 1))
+    mrope = np.tile(np.arange(len(numbers), dtype=np.int32), (3, 1))
     for at, (rows, columns) in _picture_starts_and_shapes(numbers):
         n = min(rows * columns, end - at)
         places = np.arange(rows * columns, dtype=np.int32)[:n]
-        turns[:, at : at + n] = turns[0, at]
-        turns[1, at : at + n] += places // columns
-        turns[2, at : at + n] += places % columns
-        turns[:, at + n :] -= n - max(rows, columns)
-    return turns[:, start:]
+        mrope[:, at : at + n] = mrope[0, at]
+        mrope[1, at : at + n] += places // columns
+        mrope[2, at : at + n] += places % columns
+        mrope[:, at + n :] -= n - max(rows, columns)
+    return mrope[:, start:]
 
 
-def mrope_positions_of_text(positions: Sequence[int]) -> Turns:
+def mrope_positions_of_text(positions: Sequence[int]) -> Mrope:
     """Return the positions of text in three parts."""
     return np.tile(np.array(positions, np.int32), (3, 1))
 
