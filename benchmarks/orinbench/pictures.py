@@ -13,7 +13,7 @@ from PIL import Image
 from orinbench.errors import BenchError
 from orinllm.errors import BadInput
 from orinllm.loader import Network
-from orinllm.mmproj import PictureEncoder, enable_pictures, network_with_pictures, read_projector
+from orinllm.mmproj import PictureEncoder, enable_pictures, network_with_pictures, read_mmproj
 from orinllm.model import ModelDescription
 from orinllm.network.vision.pictures import Picture
 from orinllm.network.vision.prepare import MOST_PIXELS, prepare_picture
@@ -66,7 +66,7 @@ class RandomPictures:
     def token_count(self, mmproj: Path) -> int:
         """Return the tokens that a picture, and what is around it, takes; raises BenchError."""
         try:
-            _, projector = read_projector(mmproj)
+            _, projector = read_mmproj(mmproj)
         except BadInput as error:
             raise BenchError(str(error)) from None
         tiles, _ = prepare_picture(self.draw(0), projector.way, projector.sizes)

@@ -15,17 +15,17 @@ from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.runner import Runner
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import free_memory_bytes, raise_as_device_fault
+from orinllm.gpu.device import free_memory_bytes, raising_device_faults
 from orinllm.gpu.kernels.buffers import (
     CHUNK,
     F16,
     MOST_SEQUENCES,
     PAGE,
     KvCacheType,
-    page_count,
+    pages_for_tokens,
     round_up,
 )
-from orinllm.gpu.plan import PathPlan, cache_bytes, check_tensor_types, make_plan
+from orinllm.gpu.path_plan import PathPlan, cache_bytes, make_path_plan, require_known_types
 from orinllm.network.arch import config_of, mtp_config_of
 from orinllm.network.config import Config
 from orinllm.progress import Say, say_nothing
@@ -51,7 +51,7 @@ _STATE_PART = 0.25
 class SharingOptions:
     """The way sequences share the fused kernels or a CPU; the general path has one at a time.
 
-    pages: of keys and values of all together (memory.py: page_count, pages_that_fit); None: of one
+    pages: of keys and values of all together (`pages_for_tokens`, `pages_that_fit`); None: of one
     sequence's context, on a CPU of as many as half of the free memory holds. deterministic: every
     step has the same shape, whoever takes part.
     """
@@ -145,8 +145,8 @@ def most_slots(plan: PathPlan) -> int:
 def plan_network(network: Network, device: str) -> PathPlan:
     """Plan a network for a device; raises BadInput for types and sizes that cannot be."""
     if network.config.layers:
-        check_tensor_types(network.gguf)
-    plan = make_plan(network.gguf, network.config, device, network.kv)
+        require_known_types(network.gguf)
+    plan = make_path_plan(network.gguf, network.config, device, network.kv)
     _check_memory(network, plan)
     return plan
 
@@ -163,49 +163,42 @@ def make_runner(
     Raises BadInput for a type of keys and values that the model or its path does not take, and
     DeviceFault where the device fails, or gives less memory than it said.
     """
-    with raise_as_device_fault(plan.device):
-        return _make_planned_runner(
-            network, plan, general, SharingOptions() if share is None else share, say
-        )
-
-
-def _make_planned_runner(
-    network: Network, plan: PathPlan, general: bool, share: SharingOptions, say: Say
-) -> Runner:
-    _check_kv_type(network, plan, general or not plan.is_fused)
-    _check_pictures(network, plan, general)
-    if general or not plan.is_fused:
-        return _make_unfused_runner(network, plan, general or plan.path == "general", share)
-    return _make_fused_runner(network, plan, share, say)
+    share = SharingOptions() if share is None else share
+    with raising_device_faults(plan.device):
+        _check_kv_type(network, plan, general or not plan.is_fused)
+        _check_pictures(network, plan, general)
+        if general or not plan.is_fused:
+            return _make_unfused_runner(network, plan, general or plan.path == "general", share)
+        return _make_fused_runner(network, plan, share, say)
 
 
 def _make_fused_runner(
     network: Network, plan: PathPlan, share: SharingOptions, say: Say
 ) -> FusedRunner:
     from orinllm.batching.fused_runner import FusedRunner
-    from orinllm.gpu.fused import FusedExecutor
+    from orinllm.gpu.fused_executor import FusedExecutor
     from orinllm.gpu.memory import addressable_pages, make_memory
     from orinllm.gpu.weights import Weights
 
     gguf, config = network.gguf, network.config
     context = round_up(network.context, PAGE)
-    pool = page_count(context) if share.pages is None else share.pages
+    pool = pages_for_tokens(context) if share.pages is None else share.pages
     if pool > (most := addressable_pages(config)):
         raise BadInput(
             f"{gguf.path}: keys and values of {pool * PAGE} tokens; the fused kernels address "
             f"those of {most * PAGE} at most (-c, --context)"
         )
     weights = Weights(gguf, config, plan.device)
-    with weights.uploading(say):
+    with weights.upload_meanwhile(say):
         say("kernels: compiled or taken from the cache")
-        slots = most_fused_slots(network, plan, share.slots)
+        slots = fused_slots_that_fit(network, plan, share.slots)
         states = slots, most_checkpoints(config)
         memory = make_memory(config, weights, plan.device, context, pool, network.kv, states)
         executor = FusedExecutor(memory)
         return FusedRunner(executor, slots, share.deterministic)
 
 
-def most_fused_slots(network: Network, plan: PathPlan, asked: int) -> int:
+def fused_slots_that_fit(network: Network, plan: PathPlan, asked: int) -> int:
     """Return how many sequences the fused kernels compute at once, of those that are asked for.
 
     The recurrent states of all take a part of the free memory at most.
@@ -257,8 +250,8 @@ def _make_unfused_runner(
     file = network.gguf, network.config
     if general:
         from orinllm.batching.general_runner import GeneralRunner
+        from orinllm.general.tinygrad_llm import UpstreamExecutor, reason_unsupported
         from orinllm.gpu.host_compiler import provide_compiler
-        from orinllm.other.tinygrad_llm import UpstreamExecutor, reason_unsupported
 
         if plan.device.split(":")[0] == "CPU":
             provide_compiler()
@@ -281,7 +274,7 @@ def _cpu_slots(network: Network, plan: PathPlan, share: SharingOptions) -> int:
     if pages is None:
         free = (free_memory_bytes(plan.device) or 0) - plan.weight_bytes
         pages = free // 2 // cache_bytes(plan, PAGE)
-    return max(1, min(share.slots, most_slots(plan), pages // page_count(network.context)))
+    return max(1, min(share.slots, most_slots(plan), pages // pages_for_tokens(network.context)))
 
 
 def _check_kv_type(network: Network, plan: PathPlan, general: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.plan import check_tensor_types
+from orinllm.gpu.path_plan import require_known_types
 from orinllm.loader import Network
 from orinllm.network.vision.encoder import Projector
 from orinllm.network.vision.gemma3 import gemma3_projector
@@ -47,7 +47,7 @@ Encode = Callable[[Sequence[Pixels]], Floats]
 
 
 @functools.cache
-def _picture_process() -> JobProcess:
+def _picture_job_process() -> JobProcess:
     return JobProcess("orinllm.text.processes.picture_process", _SECONDS, _MEMORY)
 
 
@@ -64,7 +64,7 @@ class PictureEncoder:
     @staticmethod
     def read(path: str | Path, network: Network, device: str) -> "PictureEncoder":
         """Read an mmproj file for a language model on a device; raises BadInput, one line."""
-        clip, projector = read_matching_projector(path, network)
+        clip, projector = read_matching_mmproj(path, network)
         return PictureEncoder(clip, projector, make_encode_function(device, clip, projector))
 
     def make_picture(self, source: Any) -> Picture:
@@ -76,7 +76,7 @@ class PictureEncoder:
         if isinstance(source, Picture):
             return source
         if isinstance(source, str | Path):
-            data = read_picture(source)
+            data = read_picture_bytes(source)
             try:
                 return self.make_picture(data)
             except BadInput as error:
@@ -97,7 +97,7 @@ class PictureEncoder:
             most = f"{MOST_BYTES:,} at most were expected"
             raise BadInput(f"the picture has {len(data):,} bytes; {most}")
         job = {"way": self.projector.way, "sizes": dict(self.projector.sizes)}
-        found = _picture_process().run_job({**job, "data": base64.b64encode(data).decode()})
+        found = _picture_job_process().run_job({**job, "data": base64.b64encode(data).decode()})
         tiles = tuple(
             np.frombuffer(base64.b64decode(raw), np.uint8).reshape(height, width, 3)
             for height, width, raw in found["tiles"]
@@ -156,7 +156,7 @@ def _checked_pixels(source: Any) -> Pixels:
     return array
 
 
-def read_projector(path: str | Path) -> tuple[GGUF, Projector]:
+def read_mmproj(path: str | Path) -> tuple[GGUF, Projector]:
     """Read an mmproj file; raises BadInput, one line, for a projector that is not supported."""
     gguf = GGUF.open(path)
     metadata = gguf.metadata
@@ -170,16 +170,16 @@ def read_projector(path: str | Path) -> tuple[GGUF, Projector]:
         raise BadInput(
             f"{path}: projector {kind!r} is not supported; supported are {', '.join(PROJECTORS)}"
         )
-    check_tensor_types(gguf)
+    require_known_types(gguf)
     try:
         return gguf, PROJECTORS[kind](ClipHeader(gguf))
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
 
-def read_matching_projector(path: str | Path, network: Network) -> tuple[GGUF, Projector]:
+def read_matching_mmproj(path: str | Path, network: Network) -> tuple[GGUF, Projector]:
     """Read an mmproj file of a language model; raises BadInput, one line."""
-    clip, projector = read_projector(path)
+    clip, projector = read_mmproj(path)
     config, gguf, width = network.config, network.gguf, projector.encoder.out_width
     parts = f"{1 + config.n_deepstack_parts} times " if config.n_deepstack_parts else ""
     if width != config.dim * (1 + config.n_deepstack_parts):
@@ -199,39 +199,41 @@ def read_matching_projector(path: str | Path, network: Network) -> tuple[GGUF, P
 def make_encode_function(device: str, clip: GGUF, projector: Projector) -> Encode:
     """Return what computes a projector's encoder on a device, or on the CPU beside it."""
     if device.split(":")[0] != "CPU":
-        from orinllm.gpu.encoder import FusedEncoder, reason_not_fused
+        from orinllm.gpu.picture_encoder import FusedPictureEncoder, reason_not_fused
 
         if reason_not_fused(projector.encoder, device) is None:
-            return FusedEncoder(clip, projector.encoder, device)
-    from orinllm.cpu.encoder import CpuEncoder
+            return FusedPictureEncoder(clip, projector.encoder, device)
+    from orinllm.cpu.picture_encoder import CpuPictureEncoder
 
-    return CpuEncoder(clip, projector.encoder)
+    return CpuPictureEncoder(clip, projector.encoder)
 
 
 def network_with_pictures(network: Network, mmproj: str | Path | None) -> Network:
     """Return a network that has room for the pictures of an mmproj file; raises BadInput."""
     if mmproj is None:
         return network
-    clip, projector = read_matching_projector(mmproj, network)
+    clip, projector = read_matching_mmproj(mmproj, network)
 
     def beside() -> int:
-        return sum(encoder_memory_bytes(clip, projector, network.context))
+        return sum(encoder_weight_and_tile_bytes(clip, projector, network.context))
 
     return replace(network, pictures=projector.n_rows or 1, beside=beside)
 
 
-def encoder_memory_bytes(clip: GGUF, projector: Projector, context: int) -> tuple[int, int]:
+def encoder_weight_and_tile_bytes(
+    clip: GGUF, projector: Projector, context: int
+) -> tuple[int, int]:
     """Return bytes of an encoder on a GPU: of weights, and for the largest picture of a context."""
     from orinllm.gpu.device import register_null_device
-    from orinllm.gpu.encoder import FusedEncoder
+    from orinllm.gpu.picture_encoder import FusedPictureEncoder
 
-    encode = FusedEncoder(clip, projector.encoder, register_null_device(), empty=True)
+    encode = FusedPictureEncoder(clip, projector.encoder, register_null_device(), empty=True)
     return encode.weight_and_tile_bytes(projector.largest_tile_row_count(context))
 
 
-def describe_projector(mmproj: str | Path, network: Network) -> Iterator[str]:
+def projector_lines(mmproj: str | Path, network: Network) -> Iterator[str]:
     """Yield lines of a projector, and of the memory that its encoder takes; raises BadInput."""
-    clip, projector = read_matching_projector(mmproj, network)
+    clip, projector = read_matching_mmproj(mmproj, network)
     encoder, shape = projector.encoder, projector.encoder.shape
     n, each = f"{projector.n_rows} rows a tile", f"tiles of {shape.size} x {shape.size} pixels"
     patches = f"{shape.patches_per_side**2} patches"
@@ -240,7 +242,7 @@ def describe_projector(mmproj: str | Path, network: Network) -> Iterator[str]:
         each = f"a row each {encoder.block_side_pixels} x {encoder.block_side_pixels} pixels"
     yield f"pictures      {clip.path}: {projector.kind}, {n}"
     yield f"              {each}, {patches} of width {shape.width}"
-    weights, rows = encoder_memory_bytes(clip, projector, network.context)
+    weights, rows = encoder_weight_and_tile_bytes(clip, projector, network.context)
     yield (
         f"              {clip.n_tensor_bytes / 1e6:,.1f} MB of weights; on a GPU "
         f"{weights / 1e6:,.1f} MB, and {rows / 1e6:,.1f} MB for the largest picture"
@@ -268,7 +270,7 @@ def enable_pictures(
     template.enable_pictures(encoder)
 
 
-def read_picture(path: str | Path) -> bytes:
+def read_picture_bytes(path: str | Path) -> bytes:
     """Return the bytes of a picture's file; raises BadInput for one that cannot be read."""
     if not str(path):
         raise BadInput("the name of a picture's file is missing")

@@ -23,9 +23,9 @@ from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Logprobs, Sampling
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import open_device, raise_as_device_fault
+from orinllm.gpu.device import open_device, raising_device_faults
 from orinllm.gpu.kernels.buffers import F16, KvCacheType
-from orinllm.gpu.plan import PathPlan
+from orinllm.gpu.path_plan import PathPlan
 from orinllm.loader import MTP, Network, SharingOptions, make_page_store, make_runner, plan_network
 from orinllm.network.vision.pictures import is_picture_row
 from orinllm.progress import Say, say_nothing
@@ -254,7 +254,7 @@ class Model:
         BadInput where the path takes one token at a time.
         """
         if proposer is not None:
-            check_takes_guesses(self.runner, self.plan, "speculation")
+            require_takes_guesses(self.runner, self.plan, "speculation")
         self._guesses.proposer = proposer
 
     def load_proposer(self, path: str | Path, say: Say = say_nothing) -> Proposer:
@@ -361,7 +361,7 @@ class Model:
     def raise_failure(self, why: str) -> NoReturn:
         """Raise what an answer ended with: DeviceFault, or BadInput for a damaged file."""
         if (failure := self._scheduler.failure) is not None:
-            with raise_as_device_fault(self.plan.device):
+            with raising_device_faults(self.plan.device):
                 raise failure
         encoder = None if self.template is None else self.template.picture_encoder
         if why == NO_NUMBERS or (why == NO_ROWS and encoder is not None):
@@ -403,7 +403,7 @@ def _checked_token(at: int, part: object) -> int:
     raise BadInput(f"the prompt has a {type(part).__name__} at {at}; {_PROMPTS}")
 
 
-def check_takes_guesses(runner: Runner, plan: PathPlan, what: str) -> None:
+def require_takes_guesses(runner: Runner, plan: PathPlan, what: str) -> None:
     """Raise BadInput, which begins with `what`, where a path takes one token at a time."""
     if runner.most_verified_tokens > 1:
         return
@@ -422,7 +422,7 @@ def load_mtp_proposer(
     """
     own, config = gguf is description.network.gguf, description.network.mtp_block_config(gguf)
     what = f"--draft {MTP if own else gguf.path}"
-    check_takes_guesses(runner, plan, what)
+    require_takes_guesses(runner, plan, what)
     from orinllm.cpu.executor import CpuRunner
 
     if isinstance(runner, CpuRunner):
@@ -432,7 +432,7 @@ def load_mtp_proposer(
     from orinllm.batching.fused_runner import FusedRunner
 
     assert isinstance(runner, FusedRunner)
-    with raise_as_device_fault(plan.device):
+    with raising_device_faults(plan.device):
         return MtpProposer(runner.make_mtp_block(description.network, gguf, config))
 
 

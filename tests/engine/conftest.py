@@ -11,11 +11,11 @@ import pytest
 from orinbench.synth import write_synthetic
 from orinllm.file.gguf import GGUF
 from orinllm.gpu import device as devices
-from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.fused_executor import FusedExecutor
 from orinllm.gpu.host_compiler import compiler_environment, provide_compiler
 from orinllm.gpu.kernels.buffers import F16, PAGE, KvCacheType
 from orinllm.gpu.memory import make_memory
-from orinllm.gpu.plan import make_plan
+from orinllm.gpu.path_plan import make_path_plan
 from orinllm.gpu.weights import Weights
 from orinllm.network.arch import config_of
 
@@ -97,10 +97,10 @@ def load_emulated(
     """
     gguf = GGUF.open(path)
     config = config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats, context)
-    plan = make_plan(gguf, config, device, kv)
+    plan = make_path_plan(gguf, config, device, kv)
     assert plan.is_fused, plan.obstacles
     weights = Weights(gguf, config, device)
-    with weights.uploading():
+    with weights.upload_meanwhile():
         pass
     memory = make_memory(config, weights, device, context, pages or context // PAGE, kv, slots)
     return FusedExecutor(memory)

@@ -75,7 +75,7 @@ def error_on_a_cpu(path: Path, gguf: GGUF, config: Config, cut: int = 71) -> flo
 
     executor, tokens = CpuExecutor(gguf, config, CONTEXT), prompt()
     got = [executor.prefill(tokens[:cut])]
-    got += [executor.decode(tokens[i], i) for i in range(cut, N_TOKENS)]
+    got += [executor.prefill([tokens[i]], i) for i in range(cut, N_TOKENS)]
     want = wanted(path, tokens, N_TOKENS - cut + 1)
     return float(np.abs(logprobs(np.stack(got)) - want).max())
 
@@ -98,7 +98,7 @@ def test_a_token_alone_and_among_others(opened: Open, quant: str) -> None:
 
     executor = CpuExecutor(*opened("tiny-qwen3", quant)[1:], CONTEXT)
     together = executor.logits_after_each(prompt()[:4], 0)
-    alone = np.stack([executor.decode(token, i) for i, token in enumerate(prompt()[:4])])
+    alone = np.stack([executor.prefill([token], i) for i, token in enumerate(prompt()[:4])])
     np.testing.assert_array_equal(together, alone)
 
 
@@ -163,16 +163,16 @@ def test_an_expert_that_gets_all_tokens_and_one_that_gets_none(
 
 
 def test_tinygrads_own_transformer_agrees_too(opened: Open) -> None:
-    from orinllm.other.tinygrad_llm import UpstreamExecutor
+    from orinllm.general.tinygrad_llm import UpstreamExecutor
 
     path, gguf, config = opened("tiny")
     executor, tokens = UpstreamExecutor(gguf, config, "CPU", CONTEXT), prompt()
-    got = [executor.prefill(tokens[:4]), executor.decode(tokens[4], 4)]
+    got = [executor.prefill(tokens[:4]), executor.prefill(tokens[4:5], 4)]
     assert np.abs(logprobs(np.stack(got)) - wanted(path, tokens[:5], 2)).max() < 1e-2
 
 
 def test_tinygrads_own_transformer_refuses_what_it_would_ignore(opened: Open) -> None:
-    from orinllm.other.tinygrad_llm import UpstreamExecutor
+    from orinllm.general.tinygrad_llm import UpstreamExecutor
 
     _, gguf, config = opened("tiny")
     gguf.tensors["blk.0.attn_sinks.weight"] = gguf.tensors["output_norm.weight"]
@@ -191,7 +191,7 @@ def test_tinygrads_own_transformer_refuses_what_it_would_ignore(opened: Open) ->
 def test_tinygrads_own_transformer_refuses_what_it_would_compute_wrong(
     opened: Open, shape: str, why: str
 ) -> None:
-    from orinllm.other.tinygrad_llm import UpstreamExecutor
+    from orinllm.general.tinygrad_llm import UpstreamExecutor
 
     _, gguf, config = opened(shape)
     with pytest.raises(BadInput, match=f"tinygrad.llm's network .--path general. {why}"):
@@ -200,7 +200,7 @@ def test_tinygrads_own_transformer_refuses_what_it_would_compute_wrong(
 
 @pytest.mark.parametrize("shape", ["tiny-llama3", "tiny-qwen2", "tiny-qwen3moe"])
 def test_tinygrads_own_transformer_knows_what_it_does_not_refuse(opened: Open, shape: str) -> None:
-    from orinllm.other.tinygrad_llm import UpstreamExecutor
+    from orinllm.general.tinygrad_llm import UpstreamExecutor
 
     path, gguf, config = opened(shape)
     executor, tokens = UpstreamExecutor(gguf, config, "CPU", CONTEXT), prompt()[:12]
@@ -237,7 +237,7 @@ def test_a_real_model_gives_the_references_tokens() -> None:
     logits, answer = executor.prefill(ids), list[int]()
     for position in range(len(ids), len(ids) + 8):
         answer.append(int(logits.argmax()))
-        logits = executor.decode(answer[-1], position)
+        logits = executor.prefill(answer[-1:], position)
     wanted = Reference(open_model(path)).logits([*ids, *answer[:-1]], last=8)
     assert answer == wanted.argmax(axis=-1).tolist()
     text = "".join(tokens[token] for token in answer).replace("Ġ", " ")

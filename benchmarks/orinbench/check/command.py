@@ -28,7 +28,7 @@ from orinbench.options import (
     with_options,
 )
 from orinbench.progress import Progress
-from orinllm.mmproj import make_encode_function, read_projector
+from orinllm.mmproj import make_encode_function, read_mmproj
 
 _TYPES: dict[str, Any] = {"type": click.Choice(KEY_TYPES), "default": "f16"}
 
@@ -69,7 +69,7 @@ def check_command(options: CheckOptions) -> int:
         raise BenchError(f"-ctk {key}, -ctv {value}: of one type in tinygrad; give both the same")
     talk = Progress()
     if options.mmproj is not None:
-        read_projector(options.mmproj)
+        read_mmproj(options.mmproj)
     paths, _ = find_or_make_models(options, talk)
     models = [open_model(path) for path in paths]
     for model in models:
@@ -119,7 +119,7 @@ def check_command(options: CheckOptions) -> int:
 
 
 def _check_encoder(name: str, mmproj: str, seed: int) -> EncoderVerdict:
-    clip, projector = read_projector(mmproj)
+    clip, projector = read_mmproj(mmproj)
     encode = make_encode_function(name.removeprefix("tinygrad:"), clip, projector)
     return check_encoder(name, Path(mmproj), encode, seed)
 

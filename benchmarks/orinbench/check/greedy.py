@@ -83,11 +83,11 @@ def decode_greedily(
     for number in replayed():
         logits.append(executor.wait_for_logits().astype(np.float64))
         say(f"logits {number} of {n_tokens}")
-    if (layers := executor.watch_layers(last + n_tokens)) is not None:
+    if (layers := executor.watch_layer_inputs(last + n_tokens)) is not None:
         for number in replayed():
             executor.wait_for_token()
             say(f"layers of token {number} of {n_tokens}")
-        executor.watch_layers(0)
+        executor.watch_layer_inputs(0)
     return GreedyGeneration(tokens, np.stack(logits), False, executor.name == "fused", layers)
 
 

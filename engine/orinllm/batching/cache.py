@@ -16,7 +16,7 @@ import numpy as np
 
 from orinllm.batching.checkpoints import StateCheckpoints, StateSlots
 from orinllm.batching.runner import common_prefix_length
-from orinllm.gpu.kernels.buffers import PAGE, page_count
+from orinllm.gpu.kernels.buffers import PAGE, pages_for_tokens
 
 
 class SequencePages(list[int]):
@@ -151,7 +151,7 @@ class SharedPageStore:
 
     def grow_lease(self, lease: Lease, tokens: int) -> bool:
         """See `PageStore`."""
-        missing = page_count(tokens) - len(lease.pages)
+        missing = pages_for_tokens(tokens) - len(lease.pages)
         if missing > self.n_free_pages:
             return False
         for _ in range(missing):
@@ -283,7 +283,7 @@ class SlotStore:
     def __init__(
         self, slots: int, context: int, resumable: bool = True, checkpoints: int = 0
     ) -> None:
-        self._each, self._context, self._resumable = page_count(context), context, resumable
+        self._each, self._context, self._resumable = pages_for_tokens(context), context, resumable
         self.total = slots * self._each
         self._held: list[list[int]] = [[] for _ in range(slots)]
         self._asked = [0] * slots  # tokens of the prompts, without their last

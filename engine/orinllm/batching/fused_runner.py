@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from orinllm.batching.cache import SequencePages
 from orinllm.batching.runner import StepRow, common_prefix_length
-from orinllm.choose.sampling import DrawnTokens, Floats, Sampling, draw_on_host
-from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, batch_sizes
-from orinllm.gpu.fused import FusedExecutor
+from orinllm.choose.sampling import DrawnTokens, Floats, Sampling, fulfil_draw_request
+from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, batch_sizes_for_slots
+from orinllm.gpu.fused_executor import FusedExecutor
 
 if TYPE_CHECKING:
     from orinllm.file.gguf import GGUF
@@ -32,7 +32,7 @@ class FusedRunner:
         self._begins = self._pieces and executor.can_step_from_chunk
         self.prompt_tokens_per_step = executor.prompt_tokens_per_step
         self.slots = min(slots, SIZE_CLASSES[-1])
-        self._sizes = list(batch_sizes(self.slots))
+        self._sizes = list(batch_sizes_for_slots(self.slots))
         if deterministic:
             del self._sizes[:-1]
         self._placed: dict[int, list[_Placement]] = {}
@@ -75,7 +75,9 @@ class FusedRunner:
         if end > start:
             self._place_lone_sequence(pages)
             small = self._pieces and end - start <= self.prompt_tokens_per_step
-            (self.executor.fill_piece if small else self.executor.fill_cache)(tokens, start, end)
+            (self.executor.fill_cache_with_piece if small else self.executor.fill_cache)(
+                tokens, start, end
+            )
 
     def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
@@ -118,7 +120,7 @@ class FusedRunner:
             self._draws[1] = [_SlotSampling(None if how.is_greedy else how)]
             self._alone = at, how
         drawn = self.executor.tokens_after_each([row.token, *guesses], row.position, row.behind)
-        self.executor.set_states_after_first(1 + common_prefix_length(guesses, drawn))
+        self.executor.set_states_after_accepted(1 + common_prefix_length(guesses, drawn))
         return drawn
 
     def submit_first_token(self, row: StepRow, start: int) -> None:
@@ -162,7 +164,7 @@ class FusedRunner:
         return [
             DrawnTokens(tokens[i])
             if row.draw.is_token_only
-            else draw_on_host(step.decoder.wait_for_slot_logits(i), row.draw)
+            else fulfil_draw_request(step.decoder.wait_for_slot_logits(i), row.draw)
             for i, row in enumerate(step.rows)
         ]
 

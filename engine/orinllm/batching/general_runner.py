@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from orinllm.batching.runner import StepRow
-from orinllm.choose.sampling import DrawnTokens, Floats, draw_on_host
+from orinllm.choose.sampling import DrawnTokens, Floats, fulfil_draw_request
 from orinllm.network.config import Config
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.
@@ -74,7 +74,7 @@ class GeneralRunner:
         assert row is not None and row.token is not None
         tokens = row.draw.before[self._start : row.position] if self._start < row.position else []
         self._logits = self.path.prefill([*tokens, row.token], self._start)
-        return [draw_on_host(self._logits, row.draw)]
+        return [fulfil_draw_request(self._logits, row.draw)]
 
     def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """See `Runner`; nobody asks, since `most_verified_tokens` is 1."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from orinllm.batching.runner import Runner, StepRow, common_prefix_length
 from orinllm.choose.sampling import DrawRequest, Floats, Sampling, sample_token
-from orinllm.gpu.kernels.buffers import PAGE, page_count
+from orinllm.gpu.kernels.buffers import PAGE, pages_for_tokens
 
 if TYPE_CHECKING:
     from orinllm.cpu.mtp_block import CpuMtpBlock
@@ -71,7 +71,7 @@ class DraftProposer:
     """Proposes what a smaller model of the same vocabulary says, which has one sequence."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner, self._pages = runner, range(page_count(runner.context))
+        self._runner, self._pages = runner, range(pages_for_tokens(runner.context))
         self._how = Sampling(temperature=0)
         self._held: list[int] = []  # tokens whose keys and values it has
 
@@ -136,7 +136,7 @@ class MtpProposer:
         """
         if len(text) < 2 or min(text) < 0:  # below 0: rows of pictures, which it does not see
             return []
-        place, most = self._block.cache_slot(pages), min(most, _MOST_OF_BLOCK)
+        place, most = self._block.cache_slot_of_pages(pages), min(most, _MOST_OF_BLOCK)
         # Keys and values at a position are of the token behind it, too; the last ones are made
         # again where all are there, for their logits.
         before, there = self._held.get(place, ([], []))

@@ -133,7 +133,7 @@ class DrawnTokens:
     guessed: int = 0
 
 
-def draw_on_host(logits: Floats, how: DrawRequest) -> DrawnTokens:
+def fulfil_draw_request(logits: Floats, how: DrawRequest) -> DrawnTokens:
     """Draw a token from logits on the host."""
     if not np.isfinite(logits.max()):
         return DrawnTokens(-1)
@@ -144,10 +144,12 @@ def draw_on_host(logits: Floats, how: DrawRequest) -> DrawnTokens:
             return DrawnTokens(-1)
         allowed = np.where(bits.astype(bool), logits, np.float32(-np.inf))
     token = sample_token(allowed, how.sampling, how.before, len(how.before))
-    return DrawnTokens(token, None if how.top is None else token_logprobs(logits, token, how.top))
+    return DrawnTokens(
+        token, None if how.top is None else logprobs_of_token(logits, token, how.top)
+    )
 
 
-def token_logprobs(logits: Floats, token: int, top: int) -> Logprobs:
+def logprobs_of_token(logits: Floats, token: int, top: int) -> Logprobs:
     """Return a token's logarithm of probability, and the `top` best ones'."""
     values = logits.astype(np.float64)
     highest = values.max()
@@ -171,20 +173,22 @@ def sample_token(logits: Floats, sampling: Sampling, before: Sequence[int], posi
     drawn = np.random.Generator(bits).random()
     if not _has_truncation(sampling, len(adjusted)):
         return _draw_from_all(adjusted, sampling.temperature, drawn)
-    tokens, kept = drawable_tokens(adjusted, sampling)
+    tokens, kept = drawable_tokens_with_logits(adjusted, sampling)
     sums = np.exp((kept - kept[0]) / sampling.temperature).cumsum()
     at = int(np.searchsorted(sums, drawn * sums[-1], side="right"))
     return int(tokens[min(at, len(tokens) - 1)])
 
 
-def drawable_tokens(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+def drawable_tokens_with_logits(
+    logits: np.ndarray, sampling: Sampling
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens that may be drawn and their logits, the most likely first."""
     size = len(logits)
     k = min(sampling.top_k or size, size)
     if k < size or not _has_truncation(sampling, size):
         tokens = _likeliest_tokens(logits, k)
         kept = logits[tokens].astype(np.float64)
-        n = _count_within_limits(kept, np.exp(kept - kept[0]).sum(), sampling)
+        n = _top_p_min_p_count(kept, np.exp(kept - kept[0]).sum(), sampling)
         return tokens[:n], kept[:n]
     values = logits.astype(np.float64)
     total, n, count = np.exp(values - values.max()).sum(), 0, 0
@@ -192,7 +196,7 @@ def drawable_tokens(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray,
         count = _next_candidate_count(count, size)
         tokens = _likeliest_tokens(logits, count)
         kept = values[tokens]
-        n = _count_within_limits(kept, total, sampling)
+        n = _top_p_min_p_count(kept, total, sampling)
     return tokens[:n], kept[:n]
 
 
@@ -200,7 +204,7 @@ def _has_truncation(sampling: Sampling, size: int) -> bool:
     return 0 < sampling.top_k < size or sampling.top_p < 1 or sampling.min_p > 0
 
 
-def _count_within_limits(kept: np.ndarray, total: float, sampling: Sampling) -> int:
+def _top_p_min_p_count(kept: np.ndarray, total: float, sampling: Sampling) -> int:
     """Return how many of the likeliest logits top-p and min-p leave; `total`: what odds sum to."""
     n = len(kept)
     if sampling.top_p < 1:

@@ -193,11 +193,11 @@ def _check_images(source: ModelSource, images: tuple[Path, ...], raw: bool) -> N
         raise BadInput(f"--image {images[0]}: the model sees with --mmproj FILE, which is missing")
     if raw:
         raise BadInput("--image: --raw continues plain text; a picture needs the chat template")
-    from orinllm.mmproj import read_picture
+    from orinllm.mmproj import read_picture_bytes
 
     for image in images:
         try:
-            read_picture(image)
+            read_picture_bytes(image)
         except BadInput as error:
             raise BadInput(f"--image {error}") from None
 
@@ -411,17 +411,17 @@ def compile_(**given: Any) -> None:
 
     A later start with ORINLLM_CUBINS=FOLDER compiles none of them.
     """
-    from orinllm.gpu.compile_ahead import target_gpu, write_cubins
+    from orinllm.gpu.compile_ahead import checked_target_gpu, write_cubins
     from orinllm.gpu.kernels.buffers import KEY_TYPES
     from orinllm.loader import Network
 
     network = Network.read(given["model"], given["context"], KEY_TYPES[given["kv"]])
     out, seen = given["out"], None
     if given["mmproj"] is not None:
-        from orinllm.mmproj import read_matching_projector
+        from orinllm.mmproj import read_matching_mmproj
 
-        seen = read_matching_projector(given["mmproj"], network)
-    gpu = target_gpu(given["arch"], given["sms"])
+        seen = read_matching_mmproj(given["mmproj"], network)
+    gpu = checked_target_gpu(given["arch"], given["sms"])
     with progress_line("compiling") as show_progress:
         n = write_cubins(network, gpu, out, given["slots"], seen, show_progress)
     print_message(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")

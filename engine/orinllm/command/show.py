@@ -26,18 +26,18 @@ def show(source: ModelSource) -> None:
 
     from orinllm.gpu.device import open_device
     from orinllm.gpu.kernels.buffers import KEY_TYPES
-    from orinllm.gpu.plan import cache_bytes, make_plan
+    from orinllm.gpu.path_plan import cache_bytes, make_path_plan
     from orinllm.model import ModelDescription
 
     description = ModelDescription.read(source.model, source.context, KEY_TYPES[source.kv])
     network = description.network
-    plan = make_plan(network.gguf, network.config, open_device(source.device), network.kv)
+    plan = make_path_plan(network.gguf, network.config, open_device(source.device), network.kv)
     for line in _summary_lines(description, plan, cache_bytes(plan, network.context)):
         print_line(line)
     if source.mmproj is not None:
-        from orinllm.mmproj import describe_projector
+        from orinllm.mmproj import projector_lines
 
-        for line in describe_projector(source.mmproj, network):
+        for line in projector_lines(source.mmproj, network):
             print_line(line)
     table = Table("tensor", "type", "shape", "bytes", "path", box=None, pad_edge=False)
     for tensor in network.gguf.tensors.values():

@@ -171,7 +171,7 @@ static int any_packed(const OpStruct* op) {
 static i64 inputs(const OpStruct* op, const RunStruct* run, float* scratch, Input* in) {
   const i64 n = op->wanted_only ? run->n_wanted : run->n_tokens;
   const int packed = any_packed(op);
-  for (i64 t = 0; t < n; t++, scratch += op->cols + rounded_input_size(op->cols)) {
+  for (i64 t = 0; t < n; t++, scratch += op->cols + floats_for_rounded_inputs(op->cols)) {
     const float* x = op->in + (op->wanted_only ? run->wanted[t] : t) * op->in_stride;
     if (op->norm) {
       const float scale = rms_scale(x, op->cols, op->eps);
@@ -261,7 +261,7 @@ static void mixture(const OpStruct* op, const RunStruct* run, const Prepared* pr
           batch.in[batch.n] = prepared->batch.in[t];
           if (down) {
             const float* x = op->in + slot * op->in_stride;
-            float* space = scratch + batch.n * rounded_input_size(op->cols);
+            float* space = scratch + batch.n * floats_for_rounded_inputs(op->cols);
             batch.in[batch.n] = packed ? rounded(x, op->cols, space) : (Input){x, 0, 0, 0};
           }
           batch.out[batch.n] = down ? t : slot;

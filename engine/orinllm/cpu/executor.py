@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinllm.batching.runner import StepRow, common_prefix_length
-from orinllm.choose.hidden_states import rms_normed
-from orinllm.choose.sampling import DrawnTokens, draw_on_host, sample_token
-from orinllm.cpu.native import core_count, load_native_code
-from orinllm.cpu.program import CHUNK, MOST_CHUNK, MOST_ROWS, OpStruct, Program, RunStruct
-from orinllm.cpu.weight_layout import LAYER_TABLE, rounded_input_size, weight_bytes
+from orinllm.choose.pooling import rms_normed
+from orinllm.choose.sampling import DrawnTokens, fulfil_draw_request, sample_token
+from orinllm.cpu.native import compute_thread_count, load_native_code
+from orinllm.cpu.program import CHUNK, MOST_CHUNK, MOST_ROWS, LoweredModel, OpStruct, RunStruct
+from orinllm.cpu.weight_layout import LAYER_TABLE, floats_for_rounded_inputs, model_weight_bytes
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.kernels.buffers import page_count
+from orinllm.gpu.kernels.buffers import pages_for_tokens
 from orinllm.network.config import Config, context_overflow_error
 from orinllm.network.layer import GatedDeltaNet
 from orinllm.network.vision.pictures import (
@@ -59,23 +59,23 @@ class CpuExecutor:
         self._gguf = gguf
         self._most = max(CHUNK, uncut)
         self._check_supported()
-        self._native, self._cores = load_native_code(), core_count()
-        self._lowered = program = Program(gguf, config, max_context, slots, self._most)
+        self._native, self._cores = load_native_code(), compute_thread_count()
+        self._lowered = program = LoweredModel(gguf, config, max_context, slots, self._most)
         self._checkpoints: dict[int, tuple[int, Floats]] = {}  # tokens, and recurrent states
         self._lengths = [0] * slots  # tokens that each slot's recurrent states have seen
         array = (OpStruct * len(program.operations))(*program.operations)
-        run = program.memory_address("run", ctypes.sizeof(RunStruct))
+        run = program.named_memory_address("run", ctypes.sizeof(RunStruct))
         self._state = RunStruct.from_address(run)
-        self._first = program.memory_address("ops", ctypes.sizeof(array))
+        self._first = program.named_memory_address("ops", ctypes.sizeof(array))
         ctypes.memmove(self._first, array, ctypes.sizeof(array))
         self._seen: Callable[[int, int, Floats], None] | None = None
         self._remembered: Floats | None = None
         # A core's inputs, or its scores of all positions.
         widest = max(op.cols for op in array)
-        size = max(self._most * (widest + rounded_input_size(widest)), max_context) + 64
-        self._state.scratch = program.floats_address("scratch", size * self._cores)
+        size = max(self._most * (widest + floats_for_rounded_inputs(widest)), max_context) + 64
+        self._state.scratch = program.named_floats_address("scratch", size * self._cores)
         self._state.scratch_size = size
-        self._state.progress = program.memory_address("progress", 8 * len(array))
+        self._state.progress = program.named_memory_address("progress", 8 * len(array))
 
     @property
     def vocab_size(self) -> int:
@@ -90,7 +90,7 @@ class CpuExecutor:
         `mrope`: the tokens' positions in three parts (`mrope_positions`); None: those of text.
         Raises BadInput where they do not fit the context.
         """
-        self._check_context_room(len(tokens), start)
+        self._require_context_room(len(tokens), start)
         for at, end in self._piece_bounds(tokens):
             self._append_tokens(tokens[at:end], start + at, slot, _mrope_slice(mrope, at, end))
 
@@ -98,7 +98,7 @@ class CpuExecutor:
         self, tokens: Sequence[int], start: int = 0, slot: int = 0, mrope: Mrope | None = None
     ) -> Floats:
         """Append tokens as `fill_cache` does; return the logits after the last one."""
-        self._check_context_room(len(tokens), start)
+        self._require_context_room(len(tokens), start)
         *before, (at, end) = self._piece_bounds(tokens)
         for first, behind in before:
             self._append_tokens(
@@ -113,7 +113,7 @@ class CpuExecutor:
     ) -> Floats:
         """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary).
 
-        `set_states_after_first` may follow.
+        `set_states_after_accepted` may follow.
         """
         self._state.kept = 1
         try:
@@ -122,7 +122,7 @@ class CpuExecutor:
             self._state.kept = 0
         return self._read_logits(len(tokens))
 
-    def set_states_after_first(self, n: int, slot: int) -> None:
+    def set_states_after_accepted(self, n: int, slot: int) -> None:
         """Take a slot's recurrent states back to behind the first n of `logits_after_each`."""
         left, size = self._state.n_tokens - n, self.config.n_state_floats
         if left and size:
@@ -138,14 +138,14 @@ class CpuExecutor:
         mrope: Mrope | None = None,
     ) -> Floats:
         """Append a token to each of up to MOST_ROWS slots; return the logits after each."""
-        self._compute_piece(tokens, positions, slots, range(len(tokens)), mrope)
+        self._append_piece(tokens, positions, slots, range(len(tokens)), mrope)
         return self._read_logits(len(tokens))
 
     def prefill_for_hidden_states(
         self, tokens: Sequence[int], start: int, slot: int = 0, mrope: Mrope | None = None
     ) -> Floats:
         """Append tokens to a slot; return what the last norm makes of each: (tokens, width)."""
-        self._check_context_room(len(tokens), start)
+        self._require_context_room(len(tokens), start)
         pieces = []
         for at in range(0, len(tokens), CHUNK):
             n = len(tokens[at : at + CHUNK])
@@ -160,7 +160,7 @@ class CpuExecutor:
             return list(split_into_pieces(tokens, 0, len(tokens), CHUNK, True))
         return [(at, min(at + CHUNK, len(tokens))) for at in range(0, len(tokens), CHUNK)]
 
-    def _check_context_room(self, n: int, start: int) -> None:
+    def _require_context_room(self, n: int, start: int) -> None:
         if not 0 < n <= self.context - start:
             raise context_overflow_error(n, start, self.context)
 
@@ -169,9 +169,9 @@ class CpuExecutor:
     ) -> None:
         """Append neighbours to a slot; the logits of the `last` ones are wanted."""
         n = len(tokens)
-        self._compute_piece(tokens, range(start, start + n), [slot] * n, range(n - last, n), mrope)
+        self._append_piece(tokens, range(start, start + n), [slot] * n, range(n - last, n), mrope)
 
-    def _compute_piece(
+    def _append_piece(
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
@@ -194,11 +194,11 @@ class CpuExecutor:
             for part, values in zip(state.turns, three, strict=True):
                 part[: len(values)] = values
         self._place_picture_rows(tokens)
-        self._run_piece(positions)
+        self._run_piece_operations(positions)
         if self._remembered is not None:
             self._remembered[slots, positions] = self._last_layer_rows(len(tokens))
 
-    def _run_piece(self, positions: Sequence[int]) -> None:
+    def _run_piece_operations(self, positions: Sequence[int]) -> None:
         """Run all operations for a piece's tokens."""
         if self._seen is None:
             self._run_operations(0, len(self._lowered.operations))
@@ -217,7 +217,7 @@ class CpuExecutor:
         ctypes.memset(state.progress, 0, 8 * state.n_ops)
         self._native.run_operations(ctypes.addressof(state), self._cores)
 
-    def watch_layers(self, seen: Callable[[int, int, Floats], None] | None) -> None:
+    def watch_layer_inputs(self, seen: Callable[[int, int, Floats], None] | None) -> None:
         """Tell `seen` what each layer is given from now on, and what the last one leaves.
 
         That is the layer's number, the first token's position, and floats: (tokens, width). None:
@@ -232,7 +232,7 @@ class CpuExecutor:
         """
         if self._remembered is None:
             shape = self.slots, self.context, self.config.dim
-            address = self._lowered.floats_address("remembered", math.prod(shape))
+            address = self._lowered.named_floats_address("remembered", math.prod(shape))
             raw = (ctypes.c_float * math.prod(shape)).from_address(address)
             self._remembered = np.ctypeslib.as_array(raw).reshape(shape)
         return self._remembered
@@ -302,10 +302,6 @@ class CpuExecutor:
             logits *= np.float32(cap)
         return logits
 
-    def decode(self, token: int, position: int) -> Floats:
-        """Append one token at `position`; return the logits after it."""
-        return self.prefill([token], position)
-
     def _check_supported(self) -> None:
         attentions = self.config.attention_by_layer.values()
         mixes = [layer.mix_operation for layer in self.config.layers]
@@ -324,7 +320,10 @@ class CpuExecutor:
                 f"{self._gguf.path}: heads of more than {_MAX_HEAD} dimensions and more than "
                 f"{_MAX_USED} experts a token do not run on a CPU"
             )
-        weights, kept = weight_bytes(self._gguf, self.config), self.config.kv_elements_per_token
+        weights, kept = (
+            model_weight_bytes(self._gguf, self.config),
+            self.config.kv_elements_per_token,
+        )
         self._check_memory(weights, 2 * max(1, kept))
 
     def _check_memory(self, weights: int, kept: int) -> None:
@@ -364,7 +363,7 @@ class CpuRunner:
     def __init__(self, path: CpuExecutor) -> None:
         self.path, self.context = path, path.context
         self.vocab_size, self.slots = path.vocab_size, path.slots
-        self._each = page_count(path.context)  # pages of a slot
+        self._each = pages_for_tokens(path.context)  # pages of a slot
         self._rows: Sequence[StepRow] = ()
         self._start = -1  # of what is left of one row's prompt; -1: nothing is
         self._logits: Floats = np.empty((0, self.vocab_size), np.float32)
@@ -414,7 +413,10 @@ class CpuRunner:
             text = [*row.draw.before[: row.position], *tokens]
             given = self._mrope_positions(text, start, len(text))
             self._logits = self.path.prefill(text[start:], start, slots[0], given)[None]
-        return [draw_on_host(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
+        return [
+            fulfil_draw_request(each, row.draw)
+            for each, row in zip(self._logits, rows, strict=True)
+        ]
 
     def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""
@@ -424,7 +426,7 @@ class CpuRunner:
         mrope = self._mrope_positions_of_text(range(first, first + len(tokens)))
         rows = self.path.logits_after_each(tokens, row.position, slot, mrope)
         drawn = [sample_token(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
-        self.path.set_states_after_first(1 + common_prefix_length(guesses, drawn), slot)
+        self.path.set_states_after_accepted(1 + common_prefix_length(guesses, drawn), slot)
         return drawn
 
     def last_logits(self) -> Floats:

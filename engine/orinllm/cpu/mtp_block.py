@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orinllm.choose.hidden_states import rms_normed
+from orinllm.choose.pooling import rms_normed
 from orinllm.choose.sampling import Choose
 from orinllm.cpu.executor import CpuExecutor, Floats
 from orinllm.cpu.program import CHUNK
-from orinllm.cpu.weight_layout import lies_in_file
+from orinllm.cpu.weight_layout import is_read_in_place
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.kernels.buffers import page_count
+from orinllm.gpu.kernels.buffers import pages_for_tokens
 from orinllm.network.arch import wanted_tensors
 from orinllm.network.config import Config
 
@@ -39,9 +39,9 @@ class CpuMtpBlock(CpuExecutor):
         )
         self._joined = np.ctypeslib.as_array(raw).reshape(self._most, -1)
 
-    def cache_slot(self, pages: Sequence[int]) -> int:
+    def cache_slot_of_pages(self, pages: Sequence[int]) -> int:
         """Return which of the texts that it has keys and values of may be one in these pages."""
-        return pages[0] // page_count(self.context)
+        return pages[0] // pages_for_tokens(self.context)
 
     def propose_tokens(
         self, text: Sequence[int], start: int, pages: Sequence[int], most: int, choose: Choose
@@ -51,7 +51,7 @@ class CpuMtpBlock(CpuExecutor):
         The block has its keys and values up to position `start`, at least one less than it could,
         and gets the others.
         """
-        end, slot, found = len(text) - 1, self.cache_slot(pages), list[int]()
+        end, slot, found = len(text) - 1, self.cache_slot_of_pages(pages), list[int]()
         for at in range(start, end, CHUNK):
             behind = min(at + CHUNK, end)
             given = self._model.apply_last_norm(self._left[slot, at:behind])
@@ -73,7 +73,7 @@ class CpuMtpBlock(CpuExecutor):
         self._given = given
         self._append_tokens(tokens, start, slot, None, last=int(wanted))
 
-    def _run_piece(self, positions: Sequence[int]) -> None:
+    def _run_piece_operations(self, positions: Sequence[int]) -> None:
         n = len(positions)
         self._run_operations(0, 1)  # embeddings
         for part, values, norm in zip(
@@ -88,6 +88,6 @@ class CpuMtpBlock(CpuExecutor):
         wanted = (tensor.name.removesuffix(".weight") for tensor in wanted_tensors(self.config))
         names = {self.config.rows_of_matrix(name).tensor for name in wanted}
         held = (self._gguf.tensors[name] for name in names if name in self._gguf.tensors)
-        own = sum(2 * tensor.n_elements for tensor in held if not lies_in_file(tensor))
+        own = sum(2 * tensor.n_elements for tensor in held if not is_read_in_place(tensor))
         of_model = 2 * self._model.config.kv_elements_per_token + 4 * self._model.config.dim
         super()._check_memory(own, kept + of_model)

@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from orinllm.errors import BadInput
-from orinllm.gpu.host_compiler import cache_folder, provide_compiler
+from orinllm.gpu.host_compiler import provide_compiler, user_cache_folder
 
 #: The program's sources, in the order of their one text.
 SOURCES = tuple(
@@ -29,7 +29,7 @@ _MODEL = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU
 _DIGEST = hashlib.sha256().digest_size
 
 
-def core_count() -> int:
+def compute_thread_count() -> int:
     """Return how many threads compute: CPU_COUNT's, or those that this process may run on."""
     asked = os.environ.get("CPU_COUNT")
     if asked is None:
@@ -95,7 +95,7 @@ def load_native_code() -> NativeCode:
     machine = {"amd64": "x86_64", "aarch64": "arm64"}.get(name := platform.machine().lower(), name)
     key = "\n".join((machine, _cpu_description(), os.environ.get("CC", ""), source))
     # Beside tinygrad's cache, where one is asked for: an empty one is a cold start.
-    kept = Path(asked).parent if (asked := os.environ.get("CACHEDB")) else cache_folder()
+    kept = Path(asked).parent if (asked := os.environ.get("CACHEDB")) else user_cache_folder()
     path = kept / "cpu" / hashlib.sha256(key.encode()).hexdigest()
     if (image := _read_cached_code(path)) is None:
         from tinygrad.runtime.support.compiler_cpu import ClangJITCompiler
@@ -103,7 +103,7 @@ def load_native_code() -> NativeCode:
         provide_compiler()
         image = bytes(ClangJITCompiler([machine, "native"]).compile(source))
         with suppress(OSError):  # it is compiled again
-            _cache_code(path, image)
+            _write_cached_code(path, image)
     return NativeCode(image)
 
 
@@ -126,7 +126,7 @@ def _read_cached_code(path: Path) -> bytes | None:
     return image if hashlib.sha256(image).digest() == digest else None
 
 
-def _cache_code(path: Path, image: bytes) -> None:
+def _write_cached_code(path: Path, image: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as new:
         new.write(hashlib.sha256(image).digest() + image)

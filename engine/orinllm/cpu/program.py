@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from orinllm.cpu.recurrent import RecurrentStruct, lower_recurrence
-from orinllm.cpu.weight_layout import PACKED, lies_in_file, row_bytes
+from orinllm.cpu.recurrent import RecurrentStruct, make_recurrent_struct
+from orinllm.cpu.weight_layout import PACKED, is_read_in_place, row_bytes
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.config import LAYERS, Config
@@ -107,13 +107,13 @@ class RunStruct(ctypes.Structure):
     )
 
 
-def map_zeroed_memory(n_bytes: int) -> tuple[mmap.mmap, int]:
+def zeroed_mapping_with_address(n_bytes: int) -> tuple[mmap.mmap, int]:
     """Return a mapping of zeros, and its address; the system gives pages as they are written."""
     mapped = mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mapped, ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
 
-class Program:
+class LoweredModel:
     """The operations of a model over `most` tokens at most, and the memory that they work on.
 
     `slots` sequences have room for the keys and values of `context` tokens each.
@@ -127,12 +127,14 @@ class Program:
         self._held: dict[str, tuple[mmap.mmap, int]] = {}
         self._tables: dict[Rope, int] = {}
         self._slots, self._most = slots, most
-        self.x = self.floats_address(X, most * config.dim)
-        self.logits = self.floats_address("logits", MOST_ROWS * config.vocab_size)
+        self.x = self.named_floats_address(X, most * config.dim)
+        self.logits = self.named_floats_address("logits", MOST_ROWS * config.vocab_size)
         # Of each slot: all recurrent states, one after the other.
-        self.states = self.floats_address("states", slots * config.n_state_floats)
+        self.states = self.named_floats_address("states", slots * config.n_state_floats)
         # As those of a slot, behind each of a run's tokens that may be guessed wrong.
-        self.behind = self.floats_address("states behind", (MOST_ROWS - 1) * config.n_state_floats)
+        self.behind = self.named_floats_address(
+            "states behind", (MOST_ROWS - 1) * config.n_state_floats
+        )
         self._states_used = 0
         self.operations = [self._lower_embedding(), *self._lower_mtp_input()]
         self.operations += self._lower_layer_embeddings()
@@ -142,20 +144,20 @@ class Program:
             self.ends.append(len(self.operations))
         self.operations.append(self._lower_output_head())
 
-    def memory_address(self, name: str, n_bytes: int) -> int:
+    def named_memory_address(self, name: str, n_bytes: int) -> int:
         """Return the address of memory of a name, which is made at the first call."""
         if name not in self._held:
-            self._held[name] = map_zeroed_memory(n_bytes)
+            self._held[name] = zeroed_mapping_with_address(n_bytes)
         return self._held[name][1]
 
-    def floats_address(self, name: str, count: int) -> int:
+    def named_floats_address(self, name: str, count: int) -> int:
         """Return the address of so many floats of a name."""
-        return self.memory_address(name, 4 * count)
+        return self.named_memory_address(name, 4 * count)
 
     def value_address(self, name: str) -> int:
         """Return the address of a value of the layers, as wide as it is in the widest of them."""
         widths = self.config.value_widths
-        return self.x if name == X else self.floats_address(name, self._most * widths[name])
+        return self.x if name == X else self.named_floats_address(name, self._most * widths[name])
 
     def _lower_embedding(self) -> OpStruct:
         dim, scale = self.config.dim, self.config.embedding_scale
@@ -173,7 +175,7 @@ class Program:
     @property
     def mtp_input_address(self) -> int:
         """The address of a token's normed embedding and the normed state before it, as floats."""
-        return self.floats_address("joined", self._most * 2 * self.config.dim)
+        return self.named_floats_address("joined", self._most * 2 * self.config.dim)
 
     def _lower_layer_embeddings(self) -> list[OpStruct]:
         """Return what makes the embeddings of each layer; their table's rows come with a run."""
@@ -198,7 +200,7 @@ class Program:
     def layer_embeddings_address(self) -> int:
         """The address of a run's rows of the table of embeddings by layer, as floats."""
         wide = self.config.layer_embedding * len(self.config.layers)
-        return self.floats_address("rows of per_layer_token_embd", self._most * wide)
+        return self.named_floats_address("rows of per_layer_token_embd", self._most * wide)
 
     def _lower_output_head(self) -> OpStruct:
         own = self.config.rows_of_matrix("output").tensor in self._gguf.tensors
@@ -238,7 +240,7 @@ class Program:
 
     def picture_rows_address(self, part: int) -> int:
         """Return the address of what rows of pictures have beside their embeddings, as floats."""
-        return self.floats_address(f"beside {part}", self._most * self.config.dim)
+        return self.named_floats_address(f"beside {part}", self._most * self.config.dim)
 
     def _lower_activation(self, activate: Activate, widths: _Widths) -> OpStruct:
         width, out = widths[activate.out], self.value_address(activate.out)
@@ -253,13 +255,13 @@ class Program:
         self, prefix: str, operation: Recurrence, widths: _Widths
     ) -> list[OpStruct]:
         """Return a recurrence, whose state is behind those of the ones before."""
-        lowered = lower_recurrence(operation, prefix, self, widths)
+        lowered = make_recurrent_struct(operation, prefix, self, widths)
         lowered.state = self.states + 4 * self._states_used
         lowered.behind = self.behind + 4 * self._states_used
         lowered.slot_stride, lowered.eps = self.config.n_state_floats, self.config.norm_eps
         self._states_used += n_state_floats(operation)
         size = ctypes.sizeof(RecurrentStruct)
-        address = self.memory_address(f"{prefix}{operation.out}", size)
+        address = self.named_memory_address(f"{prefix}{operation.out}", size)
         ctypes.memmove(address, ctypes.addressof(lowered), size)
         kinds = [_RECURRENT] + [_NORM_GROUPS] * isinstance(operation, SelectiveScan)
         return [self._make_op(kind, 0, 0, [], recurrent=address) for kind in kinds]
@@ -303,8 +305,8 @@ class Program:
         cache = 2 * kv_width * self.context * self._slots
         heads: dict[str, Any] = {
             **self._attention_fields(attention),
-            "keys": self.memory_address(f"{of}keys", cache),
-            "values": self.memory_address(f"{of}values", cache),
+            "keys": self.named_memory_address(f"{of}keys", cache),
+            "values": self.named_memory_address(f"{of}values", cache),
             "in_stride": qkv,
         }
         k_norm, q_norm = (self._vector_address(f"{prefix}attn_{n}_norm.weight") for n in "kq")
@@ -317,7 +319,7 @@ class Program:
             "gated": attention.gated,
         }
         if attention.temperature is not None:
-            more["factors"] = self._temperature_address(attention.temperature)
+            more["factors"] = self._temperature_factors_address(attention.temperature)
             more["every"] = attention.temperature.length
         mixed = MatrixPartStruct(0, 0, self.value_address(step.out_name), q_width, q_width)
         attend = self._make_op(_ATTEND, q, q_width, [mixed], **heads, **more)
@@ -326,7 +328,7 @@ class Program:
         heads["v_norm"] = attention.v_norm
         return [self._make_op(_KEYS, k, kv_width, [], second=v, norm=k_norm, **heads), attend]
 
-    def _temperature_address(self, temperature: QueryTemperature) -> int:
+    def _temperature_factors_address(self, temperature: QueryTemperature) -> int:
         """Return the address of what scores are times, by how often its length has passed."""
         passed = np.arange(self.context // temperature.length + 1)
         factors = 1 + temperature.scale * np.log(1 + passed)
@@ -337,10 +339,10 @@ class Program:
         if step.post is not None:
             raise BadInput(f"{self._gguf.path}: experts with norms behind them do not run on a CPU")
         norm = self._norm_address(prefix, step.norm)
-        hidden = self.floats_address(
+        hidden = self.named_floats_address(
             f"experts of {experts.hidden}", self._most * experts.hidden * experts.used
         )
-        router = self.floats_address("router", self._most * self._largest_expert_count)
+        router = self.named_floats_address("router", self._most * self._largest_expert_count)
         routing: dict[str, Any] = {
             "router": router,
             "experts": experts.count,
@@ -394,7 +396,7 @@ class Program:
     def _store_array(self, name: str, values: np.ndarray) -> int:
         """Return the address of a copy of an array, as memory of a name."""
         values = np.ascontiguousarray(values)
-        address = self.memory_address(name, values.nbytes)
+        address = self.named_memory_address(name, values.nbytes)
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
         return address
 
@@ -415,7 +417,7 @@ class Program:
     def _matrix_address(self, name: str) -> int:
         """Return the address of a matrix: where the file is mapped, or of 16-bit floats."""
         tensor = self._gguf.tensors[name]
-        if lies_in_file(tensor):
+        if is_read_in_place(tensor):
             return int(self._gguf.tensor_bytes(name).ctypes.data)
         if name in self._held:
             return self._held[name][1]
@@ -423,7 +425,7 @@ class Program:
 
         cols = tensor.shape[-1]
         rows = tensor.n_elements // cols
-        address = self.memory_address(name, 2 * tensor.n_elements)
+        address = self.named_memory_address(name, 2 * tensor.n_elements)
         raw = (ctypes.c_uint16 * tensor.n_elements).from_address(address)
         out = np.ctypeslib.as_array(raw).view(np.float16).reshape(rows, cols)
         packed = self._gguf.tensor_bytes(name).reshape(rows, -1)

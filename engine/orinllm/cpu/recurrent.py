@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from orinllm.network.layer import Convolve, GatedDeltaNet, Recurrence, SelectiveScan
 
 if TYPE_CHECKING:
-    from orinllm.cpu.program import Program
+    from orinllm.cpu.program import LoweredModel
 
 _I64, _POINTER = ctypes.c_int64, ctypes.c_uint64
 _CONVOLVE, _DELTA, _SCAN = range(3)
@@ -31,8 +31,8 @@ class RecurrentStruct(ctypes.Structure):
     )  # fmt: skip
 
 
-def lower_recurrence(
-    operation: Recurrence, prefix: str, memory: Program, widths: dict[str, int]
+def make_recurrent_struct(
+    operation: Recurrence, prefix: str, memory: LoweredModel, widths: dict[str, int]
 ) -> RecurrentStruct:
     """Return an operation of a layer, but for its states. `widths`: of values, in elements."""
 

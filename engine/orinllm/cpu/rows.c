@@ -48,7 +48,7 @@ typedef struct {
 } Input;
 
 // Floats that an Input's values, scales and sums take.
-INLINED i64 rounded_input_size(i64 cols) { return cols / 2 + 5 * (cols / SHARED + 1) + 16; }
+INLINED i64 floats_for_rounded_inputs(i64 cols) { return cols / 2 + 5 * (cols / SHARED + 1) + 16; }
 
 // 16 activations times `by`, rounded to whole numbers.
 INLINED int16 whole_of(float16 x, float by) {

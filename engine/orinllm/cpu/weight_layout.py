@@ -12,14 +12,14 @@ _NAMES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
 PACKED = frozenset(GgmlType[name] for name in _NAMES.split())
 
 
-def lies_in_file(tensor: TensorInfo) -> bool:
+def is_read_in_place(tensor: TensorInfo) -> bool:
     """Say whether a matrix is read where the file is mapped."""
     return tensor.type in PACKED or tensor.type == GgmlType.F16
 
 
 def row_bytes(tensor: TensorInfo) -> int:
     """Return the bytes of a row of a matrix in a CPU's memory."""
-    if not lies_in_file(tensor):
+    if not is_read_in_place(tensor):
         return 2 * tensor.shape[-1]
     return tensor.n_bytes // (tensor.n_elements // tensor.shape[-1])
 
@@ -28,7 +28,7 @@ def row_bytes(tensor: TensorInfo) -> int:
 LAYER_TABLE = "per_layer_token_embd.weight"
 
 
-def weight_bytes(gguf: GGUF, config: Config) -> int:
+def model_weight_bytes(gguf: GGUF, config: Config) -> int:
     """Return the bytes that the weights of a model take in a CPU's memory."""
     names = (name for name in gguf.tensors if name != LAYER_TABLE and config.owns_tensor(name))
     held = (gguf.tensors[name] for name in names)
@@ -36,6 +36,6 @@ def weight_bytes(gguf: GGUF, config: Config) -> int:
     return sum(n_rows * row_bytes(tensor) for n_rows, tensor in rows)
 
 
-def rounded_input_size(cols: int) -> int:
-    """Return the floats that a token's rounded inputs take (rounded_input_size of cpu/rows.c)."""
+def floats_for_rounded_inputs(cols: int) -> int:
+    """Return the floats that a token's rounded inputs take, as cpu/rows.c does."""
     return cols // 2 + 5 * (cols // 32 + 1) + 16

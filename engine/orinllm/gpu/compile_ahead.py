@@ -7,24 +7,29 @@ from pathlib import Path
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.decoder import VERIFIED, batch_sizes, launches_after_chunk, make_token_lowering
+from orinllm.gpu.decoder import (
+    VERIFIED,
+    batch_sizes_for_slots,
+    launches_after_chunk,
+    make_token_lowering,
+)
 from orinllm.gpu.device import (
     MULTIPROCESSORS,
     OLDEST_SM,
     PROBE,
     TargetGpu,
-    compile_all,
     compile_cuda,
     cubin_file_name,
-    open_target_device,
+    fill_compile_cache,
+    register_null_as_target,
 )
-from orinllm.gpu.encoder import FusedEncoder
-from orinllm.gpu.fused import make_piece_lowering
+from orinllm.gpu.fused_executor import make_piece_lowering
 from orinllm.gpu.kernels.buffers import PAGE, round_up
 from orinllm.gpu.kernels.recurrent import copy_states_launch
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import ModelMemory, make_memory, state_floats_per_slot
-from orinllm.gpu.plan import make_plan
+from orinllm.gpu.path_plan import make_path_plan
+from orinllm.gpu.picture_encoder import FusedPictureEncoder
 from orinllm.gpu.sampler import DeviceSampler
 from orinllm.gpu.steps.prompt import ChunkLowering
 from orinllm.gpu.steps.tokens import TokenLowering
@@ -34,7 +39,7 @@ from orinllm.network.vision.encoder import Projector
 from orinllm.progress import Say, say_nothing
 
 
-def target_gpu(arch: str, multiprocessors: int | None) -> TargetGpu:
+def checked_target_gpu(arch: str, multiprocessors: int | None) -> TargetGpu:
     """Return a GPU to compile for.
 
     Raises BadInput where its multiprocessors are not known, or the kernels do not run on it.
@@ -58,8 +63,8 @@ def launches_to_compile(
     `sequences` are the sizes of batches, `served` adds guessed tokens and small pieces of prompts.
     Raises BadInput for a model that the fused kernels do not run.
     """
-    device = open_target_device(gpu)
-    plan = make_plan(network.gguf, network.config, device, network.kv)
+    device = register_null_as_target(gpu)
+    plan = make_path_plan(network.gguf, network.config, device, network.kv)
     if not plan.is_fused:
         what, why = next(iter(plan.obstacles.items()))
         raise BadInput(f"{network.gguf.path}: the fused kernels do not run it: {what}: {why}")
@@ -125,14 +130,14 @@ def write_cubins(
 
     seen: a projector, of which pictures of all sizes have theirs, too.
     """
-    launches = list(launches_to_compile(network, gpu, *batch_sizes(slots), served=True))
+    launches = list(launches_to_compile(network, gpu, *batch_sizes_for_slots(slots), served=True))
     if seen is not None:
         clip, projector = seen
-        encode = FusedEncoder(clip, projector.encoder, "NULL", empty=True)
+        encode = FusedPictureEncoder(clip, projector.encoder, "NULL", empty=True)
         launches += encode.launches_of_all_sizes(projector.largest_tile_row_count(network.context))
     sources = list(dict.fromkeys(launch.cuda_source for launch in launches))
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
-    compile_all("NULL", sources)
+    fill_compile_cache("NULL", sources)
     folder.mkdir(parents=True, exist_ok=True)
     for source in (PROBE, *sources):
         path = folder / cubin_file_name(gpu.arch, source)

@@ -13,14 +13,14 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.device import compile_all
+from orinllm.gpu.device import fill_compile_cache
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.gpu.kernels.rows import copy_last_row_launch
 from orinllm.gpu.launch import Launch, LaunchGraph
 from orinllm.gpu.memory import ModelMemory, read_floats
 from orinllm.gpu.sampler import DeviceSampler
 from orinllm.gpu.steps.prompt import ChunkLowering
-from orinllm.gpu.steps.tokens import TokenLowering, copy_ints
+from orinllm.gpu.steps.tokens import TokenLowering, write_ints
 
 if TYPE_CHECKING:
     from orinllm.gpu.steps.batch import BatchLowering
@@ -36,7 +36,7 @@ GEMV_SEQUENCES = 2
 UNDER_WAY = 2
 
 
-def batch_sizes(slots: int) -> tuple[int, ...]:
+def batch_sizes_for_slots(slots: int) -> tuple[int, ...]:
     """Return the classes that so many slots need: all below, and the first that holds them."""
     if not 1 <= slots <= SIZE_CLASSES[-1]:
         raise ValueError(f"{slots} slots; 1 to {SIZE_CLASSES[-1]} are possible")
@@ -75,7 +75,7 @@ class Decoder:
         self.list, sequences, memory = tokens, tokens.sequences, tokens.memory
         self._behind = () if chunk is None else launches_after_chunk(tokens, chunk)
         launches = (*tokens.launches, *self._behind)
-        compile_all(memory.device, [launch.cuda_source for launch in launches])
+        fill_compile_cache(memory.device, [launch.cuda_source for launch in launches])
         self.graph = LaunchGraph(memory.device, tokens.launches, UNDER_WAY)
         self._begins: dict[bool, LaunchGraph] = {}  # of tokens behind a chunk; True: with drawing
         self.sequences = sequences
@@ -107,18 +107,18 @@ class Decoder:
         if len(pages) != self.sequences:
             raise ValueError(f"pages of {len(pages)} sequences for {self.sequences} slots")
         memory = self.list.memory
-        copy_ints(self.list.table, [p for row in pages for p in memory.page_table_row(row)])
+        write_ints(self.list.table, [p for row in pages for p in memory.page_table_row(row)])
         if memory.states is not None:
-            copy_ints(self.list.slots, list(range(self.sequences) if states is None else states))
+            write_ints(self.list.slots, list(range(self.sequences) if states is None else states))
 
     def set_slot_pages(self, slot: int, pages: Sequence[int]) -> None:
         """Say which pages one slot's keys and values are in, from the first token on."""
-        copy_ints(self._tables[slot], self.list.memory.page_table_row(pages))
+        write_ints(self._tables[slot], self.list.memory.page_table_row(pages))
 
     def set_position_shifts(self, behind: Sequence[int]) -> None:
         """Say by how much less than its position each slot's token is turned from now on."""
         if self.list.turns is not None and behind != self._turned:
-            copy_ints(self.list.turns, [*behind])
+            write_ints(self.list.turns, [*behind])
             self._turned = behind
 
     def start_step(self, tokens: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
@@ -130,7 +130,7 @@ class Decoder:
             if not len(tokens) == len(positions) == self.sequences:
                 given = f"{len(tokens)} tokens and {len(positions)} positions"
                 raise ValueError(f"{given} for {self.sequences} slots")
-            copy_ints(self.list.state, [*tokens, *positions])
+            write_ints(self.list.state, [*tokens, *positions])
             self._positions = positions
         else:
             self._positions = [at + (at >= 0) for at in self._positions]
@@ -140,7 +140,7 @@ class Decoder:
 
     def start_after_chunk(self, position: int) -> None:
         """Start the token that follows a chunk, whose last token is at `position`."""
-        copy_ints(self.list.state, [0, position])
+        write_ints(self.list.state, [0, position])
         self._positions = [position]
         drawn = self._drawn if self._drawn is not None and self._drawn[0].is_needed else None
         draws = () if drawn is None else drawn[0].launches
@@ -179,7 +179,7 @@ class Decoder:
         of a token that there is not.
         """
         if self._drawn is not None or (how is not None and not how.is_greedy):
-            self._sampler().set_sampling(slot, how)
+            self._find_or_make_sampler().set_sampling(slot, how)
 
     def set_token_mask(self, slot: int, words: NDArray[np.uint32] | None) -> None:
         """Allow only tokens whose bit is set in the next step: (vocabulary + 31) // 32 words.
@@ -187,19 +187,19 @@ class Decoder:
         None allows all, and so does every step after the next one.
         """
         if self._drawn is not None or words is not None:
-            self._sampler().set_token_mask(slot, words)
+            self._find_or_make_sampler().set_token_mask(slot, words)
 
     def set_penalty_history(self, slot: int, tokens: Sequence[int]) -> None:
         """Say what a slot's sequence is so far, for penalties; what it draws is added to it."""
         if self._drawn is not None:
-            self._sampler().set_penalty_history(slot, tokens)
+            self._find_or_make_sampler().set_penalty_history(slot, tokens)
 
-    def _sampler(self) -> DeviceSampler:
+    def _find_or_make_sampler(self) -> DeviceSampler:
         if self._drawn is None:
             device, context = self.list.memory.device, self.list.memory.context
             mail = None if self._mail is None else self._mail.buffer
             draws = DeviceSampler(self.list.logits, self.list.state, self.sequences, context, mail)
-            compile_all(device, [launch.cuda_source for launch in draws.launches])
+            fill_compile_cache(device, [launch.cuda_source for launch in draws.launches])
             launches = (*self.list.launches, *draws.launches)
             self._drawn = draws, LaunchGraph(device, launches, UNDER_WAY)
         return self._drawn[0]
@@ -218,7 +218,7 @@ class Decoder:
         return read_floats(self.list.logits).reshape(self.sequences, -1)
 
 
-class Verifier(Decoder):
+class GuessVerifier(Decoder):
     """Up to `rows` neighbours of one sequence, some of them guessed."""
 
     def __init__(self, memory: ModelMemory, rows: int) -> None:
@@ -226,23 +226,23 @@ class Verifier(Decoder):
         super().__init__(tokens)
         self._passed: tuple[Buffer, LaunchGraph] | None = None  # of recurrent states
         if (passed := tokens.passed) is not None:
-            compile_all(memory.device, [launch.cuda_source for launch in tokens.keep])
+            fill_compile_cache(memory.device, [launch.cuda_source for launch in tokens.keep])
             self._passed = passed, LaunchGraph(memory.device, tokens.keep)
 
     def tokens_after_each(self, tokens: Sequence[int], position: int, behind: int) -> list[int]:
         """Compute neighbours from `position` on; return the token that follows each.
 
-        Recurrent states stay where they were until `set_states_after_first`.
+        Recurrent states stay where they were until `set_states_after_accepted`.
         """
         n, idle = len(tokens), self.sequences - len(tokens)
         self.set_position_shifts([behind] * self.sequences)
         if self._passed is not None:
-            copy_ints(self._passed[0], [position, n])
+            write_ints(self._passed[0], [position, n])
         self.start_step([*tokens, *[0] * idle], [*range(position, position + n), *[-1] * idle])
         return list(self.wait_for_tokens()[:n])
 
-    def set_states_after_first(self, position: int, n: int) -> None:
+    def set_states_after_accepted(self, position: int, n: int) -> None:
         """Start taking recurrent states behind n of the last neighbours, from `position` on."""
         if self._passed is not None:
-            copy_ints(self._passed[0], [position, n])
+            write_ints(self._passed[0], [position, n])
             self._passed[1].start()

@@ -36,12 +36,6 @@ MULTIPROCESSORS = {"sm_87": 16, "sm_90": 132}
 SHARING = 2
 
 
-def _make_plain_host_tokens(device: str, sequences: int) -> HostTokens:
-    from orinllm.gpu.host_tokens import HostTokens
-
-    return HostTokens(device, sequences)
-
-
 @dataclass(frozen=True)
 class Toolchain:
     """The way kernels become programs of one kind of device, and how many run at once."""
@@ -53,9 +47,7 @@ class Toolchain:
     # Of a device's name: the architecture whose cubins made ahead it takes; None: it takes none.
     ahead: Callable[[str], str | None] = lambda device: None
     free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
-    mail: Callable[[str, int], HostTokens] = (
-        _make_plain_host_tokens  # of a device's name and a number of sequences
-    )
+    host_tokens: str = "HostTokens"  # the class of host_tokens.py
     # Copies to a buffer while another thread uses the device; None: one thread at a time does.
     concurrent_copy: Callable[[Buffer, memoryview], None] | None = None
 
@@ -162,7 +154,7 @@ def gpu_may_open() -> bool:
 
 
 @contextmanager
-def raise_as_device_fault(device: str) -> Iterator[None]:
+def raising_device_faults(device: str) -> Iterator[None]:
     """Let what a device failed of in the body be a DeviceFault.
 
     Libraries raise a RuntimeError, and a MemoryError where the device gives no memory.
@@ -205,7 +197,10 @@ def gemv_blocks_per_sm(device: str) -> int:
 
 def make_host_tokens(device: str, sequences: int) -> HostTokens:
     """Return what a device's launches leave the tokens of so many sequences in for the host."""
-    return _toolchain_of(device).mail(device, sequences)
+    from orinllm.gpu import host_tokens
+
+    made: HostTokens = getattr(host_tokens, _toolchain_of(device).host_tokens)(device, sequences)
+    return made
 
 
 def concurrent_copy_function(device: str) -> Callable[[Buffer, memoryview], None] | None:
@@ -261,7 +256,7 @@ def compile_cuda(device: str, source: str) -> bytes:
     )
 
 
-def compile_all(device: str, sources: Iterable[str]) -> None:
+def fill_compile_cache(device: str, sources: Iterable[str]) -> None:
     """Compile what neither cubins made ahead nor the cache have, on all cores at once."""
     from tinygrad.helpers import diskcache_get, diskcache_put
 
@@ -280,7 +275,7 @@ def compile_all(device: str, sources: Iterable[str]) -> None:
             diskcache_put(compiler.cachekey, source, binary)
 
 
-def _arch(device: str) -> str:
+def _device_arch(device: str) -> str:
     from tinygrad import Device
 
     return str(Device[device].renderer.target.arch)
@@ -289,7 +284,7 @@ def _arch(device: str) -> str:
 def _reason_unusable(device: str) -> str | None:
     from tinygrad.device import CompileError
 
-    arch = _arch(device)
+    arch = _device_arch(device)
     if int(arch.removeprefix("sm_")) < OLDEST_SM:
         return f"{arch} is older than sm_{OLDEST_SM}"
     try:
@@ -328,8 +323,8 @@ def nvrtc_compiler(arch: str, ptx: bool = False) -> NVRTCCompiler:
 
 
 @cache
-def _nvrtc_compiler_of(device: str) -> NVRTCCompiler:
-    return nvrtc_compiler(_arch(device), ptx=_is_simulated(device))
+def _nvrtc_compiler_for_device(device: str) -> NVRTCCompiler:
+    return nvrtc_compiler(_device_arch(device), ptx=_is_simulated(device))
 
 
 def _cuda_multiprocessor_count(device: str) -> int:
@@ -377,19 +372,7 @@ def _cuda_free_bytes(device: str) -> int | None:
     return free.value
 
 
-def _make_cuda_host_tokens(device: str, sequences: int) -> HostTokens:
-    from orinllm.gpu.host_tokens import CudaHostTokens
-
-    return CudaHostTokens(device, sequences)
-
-
-def _make_nv_host_tokens(device: str, sequences: int) -> HostTokens:
-    from orinllm.gpu.host_tokens import NvHostTokens
-
-    return NvHostTokens(device, sequences)
-
-
-def _copy_by_cuda(buffer: Buffer, data: memoryview) -> None:
+def _copy_to_cuda_buffer(buffer: Buffer, data: memoryview) -> None:
     """Copy by the driver alone: without tinygrad's pinned memory, and without Python meanwhile."""
     from tinygrad import Device
     from tinygrad.helpers import mv_address
@@ -403,26 +386,26 @@ def _copy_by_cuda(buffer: Buffer, data: memoryview) -> None:
 register_toolchain(
     "CUDA",
     Toolchain(
-        _nvrtc_compiler_of,
+        _nvrtc_compiler_for_device,
         _cuda_multiprocessor_count,
         lambda device: SHARING,
         _reason_unusable,
-        _arch,
+        _device_arch,
         _cuda_free_bytes,
-        _make_cuda_host_tokens,
-        _copy_by_cuda,
+        "CudaHostTokens",
+        _copy_to_cuda_buffer,
     ),
 )
 register_toolchain(
     "NV",
     Toolchain(
-        _nvrtc_compiler_of,
+        _nvrtc_compiler_for_device,
         _nv_multiprocessor_count,
         _nv_gemv_blocks_per_sm,
         _reason_unusable,
-        lambda device: None if _is_simulated(device) else _arch(device),
+        lambda device: None if _is_simulated(device) else _device_arch(device),
         _nv_free_bytes,
-        _make_nv_host_tokens,
+        "NvHostTokens",
     ),
 )
 
@@ -448,7 +431,7 @@ def register_null_device() -> str:
     return "NULL"
 
 
-def open_target_device(target: TargetGpu) -> str:
+def register_null_as_target(target: TargetGpu) -> str:
     """Let the device NULL, which computes nothing, stand for a GPU; return its name.
 
     Raises BadInput where no compiler is here, or none that knows the GPU's architecture.

@@ -50,7 +50,7 @@ def compiler_environment(directory: Path, environment: Mapping[str, str]) -> dic
     return {"PATH": f"{directory}{os.pathsep}{search}"} if write_clang_script(directory) else {}
 
 
-def cache_folder() -> Path:
+def user_cache_folder() -> Path:
     """Return the folder of what can be made again."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return home / "tinygrad-orin"
@@ -61,7 +61,7 @@ def provide_compiler() -> None:
 
     Raises BadInput, one line, where there is none.
     """
-    directory = cache_folder() / "clang"
+    directory = user_cache_folder() / "clang"
     try:
         os.environ.update(compiler_environment(directory, os.environ))
     except OSError as error:

@@ -7,7 +7,7 @@ A launch's constants become those of a CUDA struct, so that `rows_per_item=2` in
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from tinygrad import Device, dtypes
@@ -94,7 +94,7 @@ class Launch:
     n_bytes: int = 0  # of weights that it reads
     per_sm: int = 1  # blocks that must fit a multiprocessor: bounds the registers
     shared: int = 0  # bytes of `smem`
-    step: str = ""  # a name, of what may be a part of a launch (joined.py)
+    step: str = ""  # a name, of what may be a part of a launch (joined_launches.py)
 
     @property
     def cuda_source(self) -> str:
@@ -110,12 +110,12 @@ class Launch:
         )
 
     @property
-    def shape(self) -> "LaunchShape":
-        """The part of the launch that a compiled program keeps."""
+    def outline(self) -> "LaunchOutline":
+        """The launch without code and buffers, as a compiled program keeps it."""
         names = [argument.name for argument in self.arguments]
         written = tuple(names.index(name) for name in self.writes)
         estimates = Estimates(self.operations, self.n_bytes, self.n_bytes)
-        return LaunchShape(self.name, self.grid, self.block, len(names), written, estimates)
+        return LaunchOutline(self.name, self.grid, self.block, len(names), written, estimates)
 
 
 def make_arguments(given: Given) -> tuple[Argument, ...]:
@@ -130,9 +130,14 @@ def kernel_body(call: str, given: Given) -> str:
     return f"  {shown};"
 
 
+def c_element_type(buffer: Buffer) -> str:
+    """Return the C type of a buffer's halves or floats."""
+    return "u16" if buffer.dtype == dtypes.uint16 else "float"
+
+
 def out_argument(buffer: Buffer) -> Given:
     """Return the argument of what is written in halves or floats, as the buffer is."""
-    return {f"{'u16' if buffer.dtype == dtypes.uint16 else 'float'}* out": buffer}
+    return {f"{c_element_type(buffer)}* out": buffer}
 
 
 def make_launch(
@@ -176,7 +181,7 @@ def make_rows_launch(
 
 
 @dataclass(frozen=True)
-class LaunchShape:
+class LaunchOutline:
     """A launch without code and buffers."""
 
     name: str
@@ -205,7 +210,7 @@ def source_with_includes(file: str) -> str:
 
 
 @cache
-def _program_uop(device: str, source: str, shape: LaunchShape) -> UOp:
+def _program_uop(device: str, source: str, shape: LaunchOutline) -> UOp:
     arguments = tuple(range(shape.n_arguments))
     info = ProgramInfo(
         shape.name, shape.grid, (shape.block, 1, 1), (), arguments, shape.written, arguments
@@ -237,13 +242,9 @@ class LaunchGraph:
         self._turns, self._runs = turns, 0
 
     @property
-    def first_calls(self) -> UOp:
+    def first_turn_linear(self) -> UOp:
         """The calls that tinygrad runs in the first turn."""
         return self._linears[0]
-
-    @cached_property
-    def _single_calls(self) -> list[UOp]:
-        return self._make_calls()
 
     def _make_calls(self) -> list[UOp]:
         device, uops = self._device, dict[int, UOp]()
@@ -254,7 +255,7 @@ class LaunchGraph:
             return uops[id(buffer)]
 
         return [
-            _program_uop(device, launch.cuda_source, launch.shape).call(
+            _program_uop(device, launch.cuda_source, launch.outline).call(
                 *(uop(argument.buffer) for argument in launch.arguments)
             )
             for launch in self.launches
@@ -269,14 +270,14 @@ class LaunchGraph:
 
     def load_programs(self) -> None:
         """Load the programs of the first turn and make its graph, which `start` would else do."""
-        for call in self.first_calls.src:
+        for call in self.first_turn_linear.src:
             if call.src[0].op is Ops.CUSTOM_FUNCTION:
                 get_graph_runtime(call.src[0], ())
 
     def start(self) -> None:
         """Start the launches; nothing is waited for but more than `turns` runs."""
         if self.seen is not None:
-            for number, call in enumerate(self._single_calls):
+            for number, call in enumerate(self._make_calls()):
                 run_linear(UOp(Ops.LINEAR, dtypes.void, (call,)), jit=True)
                 self.seen(number)
             return

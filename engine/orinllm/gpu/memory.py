@@ -110,16 +110,16 @@ def pages_that_fit(config: Config, n_bytes: int, kv: KvCacheType = F16) -> int:
 
     Kernels address a layer's cache by 32 bits (cache.cuh), so that more bytes may be of no use.
     """
-    page_bytes = kv.bytes_for_elements(sum(_page_elements(config)))
+    page_bytes = kv.bytes_for_elements(sum(_page_elements_by_layer(config)))
     return min(n_bytes // page_bytes, addressable_pages(config))
 
 
 def addressable_pages(config: Config) -> int:
     """Return the pages that kernels can address in each layer's cache."""
-    return _MOST_ELEMENTS // max(_page_elements(config))
+    return _MOST_ELEMENTS // max(_page_elements_by_layer(config))
 
 
-def _page_elements(config: Config) -> list[int]:
+def _page_elements_by_layer(config: Config) -> list[int]:
     """Return the elements of a page in each layer's cache."""
     return [a.kv_elements_per_token * PAGE for a in config.attention_by_layer.values()]
 
@@ -159,7 +159,7 @@ def make_memory(
 
     Raises ValueError for fewer than one page, and for more than the kernels can address.
     """
-    elements = _page_elements(config)
+    elements = _page_elements_by_layer(config)
     if not 1 <= pages <= (most := addressable_pages(config)):
         raise ValueError(f"a pool of {pages} pages; 1 to {most} are possible")
     caches = _buffers_by_layer(config, device, kv.dtype, [pages * size for size in elements])

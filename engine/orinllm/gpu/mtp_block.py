@@ -10,10 +10,10 @@ from orinllm.choose.sampling import Choose
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.gpu.device import free_memory_bytes
-from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.fused_executor import FusedExecutor
 from orinllm.gpu.kernels.buffers import PAGE, KvCacheType
 from orinllm.gpu.memory import ModelMemory, make_memory
-from orinllm.gpu.plan import make_plan
+from orinllm.gpu.path_plan import make_path_plan
 from orinllm.gpu.weights import Weights
 from orinllm.network.config import Config
 
@@ -32,12 +32,12 @@ class FusedMtpBlock:
         memory = model.memory
         _check_mtp_block(memory, gguf, config, network)
         weights = Weights(gguf, config, memory.device, memory.weights)
-        with weights.uploading():
+        with weights.upload_meanwhile():
             sizes = memory.device, memory.context, memory.pages, memory.kv
             own = make_memory(config, weights, *sizes)
         self._executor = FusedExecutor(replace(own, left=model.keep_hidden_states()))
 
-    def cache_slot(self, pages: Sequence[int]) -> int:
+    def cache_slot_of_pages(self, pages: Sequence[int]) -> int:
         """Return which of the texts that it has keys and values of may be one in these pages."""
         return 0
 
@@ -76,7 +76,7 @@ def mtp_bytes_per_token(config: Config, kv: KvCacheType) -> int:
 
 
 def _check_mtp_block(memory: ModelMemory, gguf: GGUF, config: Config, model: Network) -> None:
-    for what, why in make_plan(gguf, config, memory.device, memory.kv).obstacles.items():
+    for what, why in make_path_plan(gguf, config, memory.device, memory.kv).obstacles.items():
         raise BadInput(f"{gguf.path}: the fused kernels do not run its block: {what}: {why}")
     free, held = free_memory_bytes(memory.device), mtp_weight_bytes(gguf, config, model)
     kept = mtp_bytes_per_token(config, memory.kv) * memory.pages * PAGE

@@ -18,7 +18,7 @@ from tinygrad.dtype import DType
 from orinllm.file.ggml import GgmlType, kernel_ggml_types
 from orinllm.file.gguf import GGUF, TensorInfo
 from orinllm.gpu.device import concurrent_copy_function
-from orinllm.gpu.kernels.buffers import Weight
+from orinllm.gpu.kernels.buffers import PackedMatrix
 from orinllm.network.config import Config
 from orinllm.network.layer import Experts
 from orinllm.progress import Say, say_nothing
@@ -39,18 +39,18 @@ _GAP = 1 << 16
 
 
 @dataclass(frozen=True)
-class _TensorRun:
+class _FilePart:
     """Tensors that lie together in a file, from its byte `start` on, and their buffer."""
 
     file: int
     start: int
     buffer: Buffer
 
-    def view(self, size: int, dtype: DType, offset: int) -> Buffer:
+    def buffer_view(self, size: int, dtype: DType, offset: int) -> Buffer:
         return self.buffer.view(size, dtype, offset).ensure_allocated()
 
 
-def _split_into_runs(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]]:
+def _split_into_parts(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]]:
     """Yield tensors of one file in its order: of _PART bytes at most, or one that is larger.
 
     Between those of a part nothing lies that they do not need.
@@ -71,16 +71,16 @@ def _split_into_runs(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]
 class Weights:
     """Views of a file's parts, a buffer each. Names are logical: those of `Config.rows_of_matrix`.
 
-    The buffers are there at once, what is in them after `uploading`. `others` has, of the same
-    file, what is on the device already.
+    The buffers are there at once, what is in them after `upload_meanwhile`. `others` has, of the
+    same file, what is on the device already.
     """
 
     def __init__(
         self, gguf: GGUF, config: Config, device: str, others: Weights | None = None
     ) -> None:
         self._gguf, self._config, self._device = gguf, config, device
-        self._parts = list[_TensorRun]()
-        self._part_of = dict[str, _TensorRun]()
+        self._parts = list[_FilePart]()
+        self._part_of = dict[str, _FilePart]()
         if others is not None and others._gguf is gguf:
             self._part_of |= others._part_of
         computed = (
@@ -88,28 +88,28 @@ class Weights:
             for name, tensor in gguf.tensors.items()
             if config.owns_tensor(name) and name not in self._part_of
         )
-        for tensors in _split_into_runs(computed):
+        for tensors in _split_into_parts(computed):
             start = tensors[0].offset // _ALIGNMENT * _ALIGNMENT
             size = max(t.offset + t.n_bytes for t in tensors) - start
             buffer = Buffer(device, size, dtypes.uint8).allocate()
-            self._parts.append(part := _TensorRun(tensors[0].file, start, buffer))
+            self._parts.append(part := _FilePart(tensors[0].file, start, buffer))
             self._part_of |= dict.fromkeys((t.name for t in tensors), part)
         self._vectors: dict[str, Buffer] = {}
         self._halves: dict[str, Buffer] = {}  # of small matrices that are floats in the file
 
     @contextmanager
-    def uploading(self, say: Say = say_nothing) -> Iterator[None]:
+    def upload_meanwhile(self, say: Say = say_nothing) -> Iterator[None]:
         """Copy the files to the device, beside the body where the device lets two threads use it.
 
         All is there at the end; an error of the body, Ctrl-C too, ends the copy.
         """
         stopped, copy = Event(), concurrent_copy_function(self._device)
         if copy is None:
-            self._upload(self._copy_and_wait, _PIECE, stopped, say)
+            self._upload_parts(self._copy_and_wait, _PIECE, stopped, say)
             yield
             return
         with ThreadPoolExecutor(1, "upload") as pool:
-            uploaded = pool.submit(self._upload, copy, _PIECE_BESIDE, stopped, say)
+            uploaded = pool.submit(self._upload_parts, copy, _PIECE_BESIDE, stopped, say)
             try:
                 yield
                 uploaded.result()
@@ -117,7 +117,7 @@ class Weights:
                 stopped.set()
                 raise
 
-    def _upload(
+    def _upload_parts(
         self, copy: Callable[[Buffer, memoryview], None], most: int, stopped: Event, say: Say
     ) -> None:
         total, done = sum(part.buffer.nbytes for part in self._parts), 0
@@ -127,7 +127,7 @@ class Weights:
                 if stopped.is_set():
                     return
                 n = min(most, part.buffer.nbytes - at)
-                copy(part.view(n, dtypes.uint8, at), data[at : at + n].data)
+                copy(part.buffer_view(n, dtypes.uint8, at), data[at : at + n].data)
                 done += n
                 say(f"weights: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB on the device")
 
@@ -140,7 +140,7 @@ class Weights:
         """Say whether the file has the tensor of a logical name, such as blk.0.attn_q.bias."""
         return name in self._gguf.tensors
 
-    def matrix(self, name: str) -> Weight:
+    def matrix(self, name: str) -> PackedMatrix:
         """Return the matrix of a logical name; of stacked experts, all from the first one's row."""
         where = self._config.rows_of_matrix(name)
         tensor = self._gguf.tensors[where.tensor]
@@ -153,14 +153,16 @@ class Weights:
             rows = where.rows
         offset = where.first_row * row_bytes
         if floats_:
-            whole = self._matrix_in_halves(where.tensor)
+            whole = self._matrix_as_float16(where.tensor)
             view = whole.view(rows * row_bytes, dtypes.uint8, offset).ensure_allocated()
         else:
             part = self._part_of[where.tensor]
-            view = part.view(rows * row_bytes, dtypes.uint8, tensor.offset - part.start + offset)
-        return Weight(view, type_, rows, cols)
+            view = part.buffer_view(
+                rows * row_bytes, dtypes.uint8, tensor.offset - part.start + offset
+            )
+        return PackedMatrix(view, type_, rows, cols)
 
-    def _matrix_in_halves(self, name: str) -> Buffer:
+    def _matrix_as_float16(self, name: str) -> Buffer:
         """Return a small matrix of floats as halves, all its rows."""
         if name not in self._halves:
             halves = self._gguf.tensor_floats(name).reshape(-1).astype(np.float16)
@@ -219,7 +221,7 @@ class Weights:
         tensor = self._gguf.tensors[name]
         if tensor.type == GgmlType.F32:
             part = self._part_of[name]
-            return part.view(tensor.n_elements, dtypes.float32, tensor.offset - part.start)
+            return part.buffer_view(tensor.n_elements, dtypes.float32, tensor.offset - part.start)
         return floats_on_device(self._device, self._gguf.tensor_floats(name))
 
     def optional_vector(self, name: str) -> Buffer | None:

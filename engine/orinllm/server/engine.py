@@ -8,21 +8,21 @@ from orinllm.batching.proposers import LookupProposer, Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
-from orinllm.choose.hidden_states import Pooling, pooling_of
+from orinllm.choose.pooling import Pooling, choose_pooling
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.file.identity import FileIdentity
 from orinllm.gpu.device import free_memory_bytes, open_device
-from orinllm.gpu.kernels.buffers import KEY_TYPES, PAGE, page_count
+from orinllm.gpu.kernels.buffers import KEY_TYPES, PAGE, pages_for_tokens
 from orinllm.gpu.memory import pages_that_fit
-from orinllm.gpu.plan import PathPlan
+from orinllm.gpu.path_plan import PathPlan
 from orinllm.loader import (
     MOST_SLOTS,
     Network,
     SharingOptions,
+    fused_slots_that_fit,
     make_page_store,
     make_runner,
-    most_fused_slots,
     most_slots,
     plan_network,
     recurrent_state_bytes,
@@ -30,9 +30,9 @@ from orinllm.loader import (
 from orinllm.mmproj import enable_pictures, network_with_pictures
 from orinllm.model import (
     ModelDescription,
-    check_takes_guesses,
     load_draft_proposer,
     load_mtp_proposer,
+    require_takes_guesses,
 )
 from orinllm.network.config import Config
 from orinllm.progress import Say, say_nothing
@@ -80,13 +80,13 @@ def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say
     """Load a model; what raises is BadInput, or the device's own."""
     description, template = read_description_and_template(options)
     network = description.network
-    pooling = pooling_of(network.gguf, network.config.architecture, options.pooling)
+    pooling = choose_pooling(network.gguf, network.config.architecture, options.pooling)
     plan = plan_network(network, open_device(options.device))
     _refuse_deterministic_guesses(options)
     file = network.mtp_block_file(options.draft)
     block = None if file is None else (file, network.mtp_block_config(file))
     proposer = None if file is not None else _load_proposer(options, description, plan, say)
-    pages = page_count(network.context)
+    pages = pages_for_tokens(network.context)
     if plan.path != "general" and not options.general:
         pages = _affordable_pages(options, plan, network, block)
     elif options.slots not in (None, 1):
@@ -100,7 +100,7 @@ def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say
     if isinstance(plain, FusedRunner):
         plain.compile_kernels(verifies=proposer is not None)
     if proposer is not None:
-        check_takes_guesses(plain, plan, "--lookup, --draft")
+        require_takes_guesses(plain, plan, "--lookup, --draft")
     runner = plain if proposer is None else SpeculatingRunner(plain, proposer)
     if options.mmproj is not None:
         say("pictures: room for the largest")
@@ -160,12 +160,12 @@ def _affordable_pages(
     slots = options.slots or most
     if slots > most:
         raise BadInput(f"--slots {slots}: at most {most} on the {plan.path} path")
-    one, free = page_count(network.context), free_memory_bytes(plan.device)
+    one, free = pages_for_tokens(network.context), free_memory_bytes(plan.device)
     if free is None:
         return slots * one
     room = int((free - plan.weight_bytes - network.beside()) * options.memory)
     if plan.is_fused:
-        slots = most_fused_slots(network, plan, slots)
+        slots = fused_slots_that_fit(network, plan, slots)
         room -= recurrent_state_bytes(network, slots)
     if block is not None:
         from orinllm.gpu.mtp_block import mtp_bytes_per_token, mtp_weight_bytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from orinllm.errors import BadInput
 
 if TYPE_CHECKING:
-    from orinllm.choose.hidden_states import Pooling
+    from orinllm.choose.pooling import Pooling
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class FakeExecutor:
     def wait_for_logits(self) -> Any:
         return np.array(self.steps[-1], np.float32)
 
-    def watch_layers(self, positions: int) -> Any:
+    def watch_layer_inputs(self, positions: int) -> Any:
         self.watched.append((positions, len(self.steps)))
         return np.zeros((1, positions, 1))
 

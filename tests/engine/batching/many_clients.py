@@ -20,12 +20,12 @@ from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, Sampling, Words
-from orinllm.gpu.kernels.buffers import PAGE, page_count
+from orinllm.gpu.kernels.buffers import PAGE, pages_for_tokens
 
 _VOCABULARY, _CONTEXT = 64, 512
 # Tokens of a world: a scheduler of a size, with what is drawn for it.
 _WORLD = 10_000
-_SLOT_PAGES = page_count(_CONTEXT)
+_SLOT_PAGES = pages_for_tokens(_CONTEXT)
 _DRAWN = tuple(DrawnTokens(token) for token in (*range(_VOCABULARY), -1))
 _HALVES = tuple(np.full(2, half, np.uint32) for half in (0x55555555, 0xAAAAAAAA))
 

@@ -9,7 +9,7 @@ from tests.engine.server.toy import ToyRunner, toy_logits
 from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
-from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling, draw_on_host
+from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling, fulfil_draw_request
 
 VOCABULARY = 32000
 GREEDY = Sampling(temperature=0)
@@ -43,7 +43,7 @@ def alone(ids: list[int], sampling: Sampling, most: int) -> list[int]:
     """Return what the toy says when nobody else is there."""
     ids, answer = list(ids), list[int]()
     for _ in range(most):
-        drawn = draw_on_host(toy_logits(ids, VOCABULARY), DrawRequest(sampling, ids))
+        drawn = fulfil_draw_request(toy_logits(ids, VOCABULARY), DrawRequest(sampling, ids))
         ids.append(drawn.token)
         answer.append(drawn.token)
     return answer

@@ -12,7 +12,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
-from orinllm.choose.sampling import DrawRequest, Sampling, draw_on_host, token_logprobs
+from orinllm.choose.sampling import DrawRequest, Sampling, fulfil_draw_request, logprobs_of_token
 from orinllm.gpu.kernels.buffers import PAGE
 
 PAGES = 3
@@ -57,14 +57,16 @@ def test_a_batch_gives_what_each_gives_alone(
 def test_a_mask_holds_and_logarithms_are_of_the_model() -> None:
     logits = np.array([1.0, 3.0, 2.0, 0.0], np.float32)
     mask = np.array([0b0101], np.uint32)
-    drawn = draw_on_host(logits, DrawRequest(Sampling(temperature=0), [], lambda: mask, 2))
+    drawn = fulfil_draw_request(logits, DrawRequest(Sampling(temperature=0), [], lambda: mask, 2))
     assert drawn.token == 2
     exact = logits - np.log(np.exp(logits.astype(np.float64)).sum())
     assert drawn.logprobs is not None
     assert drawn.logprobs.own == pytest.approx(exact[2])
     assert [token for token, _ in drawn.logprobs.best] == [1, 2]
     assert [value for _, value in drawn.logprobs.best] == pytest.approx(exact[1:3])
-    assert token_logprobs(logits, 0, 0).best == ()
+    assert logprobs_of_token(logits, 0, 0).best == ()
     none = np.array([0], np.uint32)
-    assert draw_on_host(logits, DrawRequest(Sampling(), [], lambda: none)).token == -1
-    assert draw_on_host(np.full(4, np.nan, np.float32), DrawRequest(Sampling(), [])).token == -1
+    assert fulfil_draw_request(logits, DrawRequest(Sampling(), [], lambda: none)).token == -1
+    assert (
+        fulfil_draw_request(np.full(4, np.nan, np.float32), DrawRequest(Sampling(), [])).token == -1
+    )

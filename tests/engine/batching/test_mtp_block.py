@@ -31,9 +31,9 @@ from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.cpu.mtp_block import CpuMtpBlock
 from orinllm.errors import BadInput
-from orinllm.gpu.kernels.buffers import PAGE, page_count
+from orinllm.gpu.kernels.buffers import PAGE, pages_for_tokens
 from orinllm.gpu.mtp_block import FusedMtpBlock
-from orinllm.gpu.plan import cache_bytes
+from orinllm.gpu.path_plan import cache_bytes
 from orinllm.loader import MTP, Network, SharingOptions, make_page_store, make_runner, plan_network
 from orinllm.model import Generation, Model, ModelDescription
 from orinllm.server.engine import _affordable_pages
@@ -114,7 +114,7 @@ def test_it_says_what_llama_cpp_and_the_reference_say(tmp_path: Path, name: str)
             path.fill_cache(TEXT[start:end], start, slot=1)
             path.fill_cache(TEXT[5:30], 0, slot=0)
         said.clear()
-        assert block.propose_tokens(TEXT, 0, [page_count(CONTEXT)], 3, choose) == tokens
+        assert block.propose_tokens(TEXT, 0, [pages_for_tokens(CONTEXT)], 3, choose) == tokens
         error = np.array(said, np.float64) - want
         assert np.sqrt((error**2).mean()) < 4e-4 * want.std()
 
@@ -221,7 +221,7 @@ def test_texts_are_those_without(apt: Path) -> None:
 def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
     """Whatever a slot had before, a text's proposals are those of a block that reads all of it."""
     _, runner, block = opened(apt)
-    rng, each = np.random.default_rng(4), page_count(CONTEXT)
+    rng, each = np.random.default_rng(4), pages_for_tokens(CONTEXT)
     used, texts, said = MtpProposer(block), [list[int](), list[int]()], [list[int](), list[int]()]
     pages, read = [range(each), range(each, 2 * each)], list[int]()
     real = block._append_with_states
@@ -256,7 +256,7 @@ def test_it_reads_again_what_lies_in_other_pages() -> None:
     starts = list[int]()
 
     class Noting:
-        def cache_slot(self, pages: list[int]) -> int:
+        def cache_slot_of_pages(self, pages: list[int]) -> int:
             return 0
 
         def propose_tokens(self, text: list[int], start: int, *more: object) -> list[int]:
@@ -273,7 +273,7 @@ def test_it_reads_a_long_text_between_tokens(apt: Path, monkeypatch: pytest.Monk
     """A part at a time, since nobody can cancel that; it proposes once it has read all."""
     _, runner, block = opened(apt)
     runner.path.fill_cache(TEXT, 0)
-    pages = range(page_count(CONTEXT))
+    pages = range(pages_for_tokens(CONTEXT))
     whole = MtpProposer(block).guess_tokens(TEXT, 3, pages)
     monkeypatch.setattr("orinllm.batching.proposers._READ_AT_ONCE", 30)
     slowly = MtpProposer(block)
@@ -389,7 +389,7 @@ def test_a_gpus_block_says_what_the_reference_says(emulated: Load, tmp_path: Pat
     executor.fill_cache(text, 0, 9)
     executor.fill_cache(text, 9, 10)
     executor.tokens_after_each([*text[10:12], 1, 1], 10)
-    executor.set_states_after_first(2)
+    executor.set_states_after_accepted(2)
     batch = executor.decoder_for(4)
     batch.set_pages([[], [], [2], []], [0, 2, 1, 3])
     for at in (12, 13):

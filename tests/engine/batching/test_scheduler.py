@@ -26,7 +26,7 @@ from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.scheduler import QueueFullError, Scheduler
 from orinllm.batching.sequence import PhaseStopwatch, ScheduledSequence, SchedulerObserver
 from orinllm.cpu.executor import CpuRunner
-from orinllm.gpu.fused import prompt_tokens_per_step
+from orinllm.gpu.fused_executor import prompt_tokens_per_step
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.server import choices
 from orinllm.server.model_thread import ModelThread, SystemdWatchdog

@@ -11,7 +11,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.proposers import DraftProposer, LookupProposer, Proposer
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.fused_executor import FusedExecutor
 from orinllm.loader import Network, make_page_store, plan_network
 from orinllm.model import Model, ModelDescription
 

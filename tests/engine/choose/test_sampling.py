@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orinllm.choose.sampling import Sampling, drawable_tokens, sample_token
+from orinllm.choose.sampling import Sampling, drawable_tokens_with_logits, sample_token
 from orinllm.errors import BadInput
 
 # log of 1, 2, 4, 8, 16: probabilities of 1/31 to 16/31.
@@ -15,7 +15,7 @@ LOGITS = np.log(np.array([4, 16, 1, 8, 2], np.float64)).astype(np.float32)
 
 def kept(**parameters: float) -> list[int]:
     plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    return list(map(int, drawable_tokens(LOGITS, Sampling(**(plain | parameters)))[0]))  # type: ignore[arg-type]
+    return list(map(int, drawable_tokens_with_logits(LOGITS, Sampling(**(plain | parameters)))[0]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -110,5 +110,5 @@ def test_tokens_that_are_never_drawn_leave_other_biases() -> None:
 
 def test_min_p_keeps_what_is_just_at_it() -> None:
     logits = np.array([0.0, np.log(0.5), -1.0])
-    tokens, _ = drawable_tokens(logits, Sampling(top_k=0, top_p=1.0, min_p=0.5))
+    tokens, _ = drawable_tokens_with_logits(logits, Sampling(top_k=0, top_p=1.0, min_p=0.5))
     assert tokens.tolist() == [0, 1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orinllm.cpu import native as module
-from orinllm.cpu.native import core_count, load_native_code
+from orinllm.cpu.native import compute_thread_count, load_native_code
 from orinllm.errors import BadInput
 
 
@@ -73,7 +73,7 @@ def test_an_interrupted_run_ends_before_the_next_begins(monkeypatch: pytest.Monk
 def test_cores_that_are_no_number(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     monkeypatch.setenv("CPU_COUNT", asked)
     with pytest.raises(BadInput, match=f"^CPU_COUNT={asked}: a number of threads"):
-        core_count()
+        compute_thread_count()
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.engine.vision import tiny
 
-from orinllm.cpu.encoder import CpuEncoder, StageStruct
 from orinllm.cpu.native import SOURCES
-from orinllm.cpu.weight_layout import PACKED, rounded_input_size
+from orinllm.cpu.picture_encoder import CpuPictureEncoder, StageStruct
+from orinllm.cpu.weight_layout import PACKED, floats_for_rounded_inputs
 from orinllm.file.ggml import GgmlType
-from orinllm.mmproj import read_projector
+from orinllm.mmproj import read_mmproj
 from orinllm.network.vision.patches import query_blocks_with_keys
 from orinllm.network.vision.prepare import prepare_picture
 
@@ -52,7 +52,7 @@ void times(i64 type, const u8* packed, i64 row_bytes, const float* x, i64 n, i64
   const u8* rows[ROWS];
   Input in[8];
   float_rows sums[8];
-  const i64 size = rounded_input_size(cols);
+  const i64 size = floats_for_rounded_inputs(cols);
   for (i64 t = 0; t < n; t++) in[t] = rounded(x + t * cols, cols, space + t * size);
   for (int first = 0; first < 16; first += ROWS) {
     for (int r = 0; r < ROWS; r++) rows[r] = packed + (first + r) * row_bytes;
@@ -109,7 +109,7 @@ def times(
     machine: str, type_: GgmlType, packed: NDArray[np.uint8], x: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Return rows times tokens: (tokens, rows)."""
-    space = np.zeros(len(x) * rounded_input_size(COLS), np.float32)
+    space = np.zeros(len(x) * floats_for_rounded_inputs(COLS), np.float32)
     out = np.zeros((len(x), ROWS), np.float32)
     at = [ctypes.c_void_p(array.ctypes.data) for array in (packed, x, space, out)]
     sizes = [ctypes.c_int64(n) for n in (type_, packed.shape[1], len(x), COLS)]
@@ -155,21 +155,22 @@ def test_what_is_no_number_stays_so() -> None:
 def test_an_encoder(
     machine: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(encoder: CpuEncoder, stages: list[StageStruct], scratch: int) -> None:
+    def run(encoder: CpuPictureEncoder, stages: list[StageStruct], scratch: int) -> None:
         space = np.empty(scratch, np.float32)
         for stage in stages:
             compiled(machine).stage(ctypes.byref(stage), ctypes.c_void_p(space.ctypes.data))
 
-    monkeypatch.setattr(CpuEncoder, "_run_stages", run)
+    monkeypatch.setattr(CpuPictureEncoder, "_run_stages", run)
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
-    gguf, projector = read_projector(tmp_path / "mmproj.gguf")
+    gguf, projector = read_mmproj(tmp_path / "mmproj.gguf")
     tiles = [
         np.asarray(tile)
         for picture in tiny.pictures(kind)
         for tile in prepare_picture(Image.fromarray(picture), projector.way, projector.sizes)[0]
     ]
     assert (
-        np.abs(CpuEncoder(gguf, projector.encoder)(tiles) - RECORDED[f"{kind}.rows"]).max() < 1e-4
+        np.abs(CpuPictureEncoder(gguf, projector.encoder)(tiles) - RECORDED[f"{kind}.rows"]).max()
+        < 1e-4
     )
 
 

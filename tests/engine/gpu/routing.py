@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from orinbench.check.reference import Reference, RoutedExperts
 from orinbench.model import open_model
-from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.fused_executor import FusedExecutor
 from orinllm.gpu.launch import Launch, LaunchGraph
-from orinllm.gpu.steps.tokens import copy_ints
+from orinllm.gpu.steps.tokens import write_ints
 
 Ids = NDArray[np.intp]
 Routing = dict[int, Ids]  # by layer: (tokens, used)
@@ -47,14 +47,15 @@ def run(executor: FusedExecutor, tokens: Sequence[int], chunked: bool = True) ->
     found: dict[int, list[Ids]] = {}
     token = decoder.list.launches
     token_layers = _layers(token, device, token[-1:])  # the head: parts of launches wait anew
-    chunk_layers = _layers(executor.prompt_launches, device)
+    prompt = executor._prompt.list
+    chunk_layers = _layers(prompt.launches + prompt.rest, device)
     at = 0
     while at <= last:
         n = min(executor.chunk_size, last - at) if chunked else 1
         if n < 8:  # a token at a time, as the executor does
             executor.start_step(tokens[at], at)
             for i, (graph, route) in enumerate(token_layers):
-                copy_ints(decoder.list.state, [tokens[at], at])
+                write_ints(decoder.list.state, [tokens[at], at])
                 graph.start()
                 found.setdefault(i, []).append(_ids(route, 1))
             at += 1

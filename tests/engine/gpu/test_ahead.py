@@ -21,10 +21,10 @@ from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu import device as devices
 from orinllm.gpu import kernel_cache
-from orinllm.gpu.compile_ahead import launches_to_compile, target_gpu, write_cubins
-from orinllm.gpu.encoder import FusedEncoder
+from orinllm.gpu.compile_ahead import checked_target_gpu, launches_to_compile, write_cubins
+from orinllm.gpu.picture_encoder import FusedPictureEncoder
 from orinllm.loader import Network, SharingOptions, make_runner, plan_network
-from orinllm.mmproj import read_matching_projector
+from orinllm.mmproj import read_matching_mmproj
 
 
 class Remembering:
@@ -47,8 +47,8 @@ def test_a_start_with_cubins_compiles_nothing(
     synthetic: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
 ) -> None:
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", Remembering)
-    monkeypatch.setattr("orinllm.gpu.fused._SHORT", 0)  # the tiny model is a large one
-    network, gpu = Network.read(synthetic("tiny", "Q6_K"), 256), target_gpu(arch, None)
+    monkeypatch.setattr("orinllm.gpu.fused_executor._SHORT", 0)  # the tiny model is a large one
+    network, gpu = Network.read(synthetic("tiny", "Q6_K"), 256), checked_target_gpu(arch, None)
     n = write_cubins(network, gpu, tmp_path)
     assert len(list(tmp_path.glob("*.cubin"))) == n + 1  # with the probe
     asked = Remembering(gpu.arch)
@@ -67,7 +67,7 @@ def test_a_start_with_cubins_compiles_nothing(
     assert isinstance(runner, FusedRunner)
     executor = runner.executor
     executor.fill_cache(list(range(3, 40)), 0, 36)
-    executor.fill_piece(list(range(3, 40)), 0, 36)
+    executor.fill_cache_with_piece(list(range(3, 40)), 0, 36)
     executor.set_sampling(Sampling(), [1])
     executor.start_step(5, 36)
     with Context(NULL_ALLOW_COPYOUT=1):
@@ -81,7 +81,7 @@ def test_a_start_with_cubins_compiles_nothing(
 @pytest.mark.usefixtures("plain_null")
 def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
     hybrid_models.write(tmp_path / "m.gguf", "qwen35", "F16", mtp=True)
-    network, gpu = Network.read(tmp_path / "m.gguf", 128), target_gpu("sm_87", None)
+    network, gpu = Network.read(tmp_path / "m.gguf", 128), checked_target_gpu("sm_87", None)
     ahead = {
         launch.cuda_source for launch in launches_to_compile(network, gpu, 1, 2, 4, served=True)
     }
@@ -107,7 +107,7 @@ def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
         runner.compile_kernels(verifies=True)
         runner.executor.fill_cache(list(range(3, 40)), 0, 36)
         runner.executor.tokens_after_each([5, 6], 37)
-        runner.executor.set_states_after_first(1)
+        runner.executor.set_states_after_accepted(1)
         assert len(block.guess_tokens(list(range(3, 40)), 3, [0])) == 3
     assert sources and {*sources} <= ahead
 
@@ -121,13 +121,13 @@ def test_the_first_picture_of_any_size_compiles_nothing(
     tiny.write_text(tmp_path / "tiny.gguf", "qwen3vl")
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "qwen3vl")
     network = Network.read(tmp_path / "tiny.gguf")
-    seen = read_matching_projector(tmp_path / "mmproj.gguf", network)
-    write_cubins(network, target_gpu("sm_87", 1), tmp_path / "made", 1, seen)
+    seen = read_matching_mmproj(tmp_path / "mmproj.gguf", network)
+    write_cubins(network, checked_target_gpu("sm_87", 1), tmp_path / "made", 1, seen)
     made = {path.name for path in (tmp_path / "made").iterdir()}
-    encode = FusedEncoder(seen[0], seen[1].encoder, "NULL")
+    encode = FusedPictureEncoder(seen[0], seen[1].encoder, "NULL")
     tiles: dict[str, set[str]] = {}
     for rows in range(36, 0, -1):
-        launches = encode._picture_lowering(2, 2 * rows)
+        launches = encode._find_or_make_lowering(2, 2 * rows)
         sources = {launch.cuda_source: launch.name for launch in launches.launches}
         assert {devices.cubin_file_name("sm_87", source) for source in sources} <= made, rows
         for source, name in sources.items():
@@ -152,7 +152,7 @@ def test_no_compiler_for_a_gpu_is_one_line(
 
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", refuse)
     with pytest.raises(BadInput) as caught:
-        devices.open_target_device(target_gpu("sm_87", None))
+        devices.register_null_as_target(checked_target_gpu("sm_87", None))
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
 
 

@@ -13,7 +13,7 @@ from orinbench.measure.backends.timed_models import TimedScheduler
 from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.fused_executor import FusedExecutor
 from orinllm.gpu.kernels.buffers import PAGE, Q8_0
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
@@ -143,9 +143,13 @@ def test_pieces_beside_answers(
     emulated: Load, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model that is large for an H200 they have tiles of their own."""
-    for module in ("orinllm.gpu.fused", "orinllm.gpu.kernels.gemm", "orinllm.gpu.steps.prompt"):
+    for module in (
+        "orinllm.gpu.fused_executor",
+        "orinllm.gpu.kernels.gemm",
+        "orinllm.gpu.steps.prompt",
+    ):
         monkeypatch.setattr(f"{module}.multiprocessor_count", lambda device: 132)
-    monkeypatch.setattr("orinllm.gpu.fused._SHORT", 0)
+    monkeypatch.setattr("orinllm.gpu.fused_executor._SHORT", 0)
     path = synthetic("tiny-gptoss", "F16")
     executor = emulated(path)
     executor.fill_cache(PROMPT, 0, len(PROMPT) - 1)
@@ -153,7 +157,7 @@ def test_pieces_beside_answers(
     pieces = []
     for ends in ((64, 66, 69), (33, 50, 69)):
         for start, end in itertools.pairwise((0, *ends)):
-            executor.fill_piece(PROMPT, start, end)
+            executor.fill_cache_with_piece(PROMPT, start, end)
         pieces.append(kept(executor, 64))
         executor.start_step(PROMPT[-1], 69)
         assert off(executor, want) < HALVES

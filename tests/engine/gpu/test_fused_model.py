@@ -16,10 +16,10 @@ from tinygrad.device import Buffer
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.choose.sampling import Sampling, sample_token
 from orinllm.errors import BadInput, DeviceFault
-from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.fused_executor import FusedExecutor
 from orinllm.gpu.kernels.buffers import F16, Q8_0
 from orinllm.gpu.memory import ModelMemory
-from orinllm.gpu.plan import make_plan
+from orinllm.gpu.path_plan import make_path_plan
 from orinllm.gpu.weights import Weights
 from orinllm.loader import Network, make_page_store, make_runner, plan_network
 from orinllm.model import Model, ModelDescription
@@ -41,7 +41,7 @@ def model(path: Path, executor: FusedExecutor, context: int) -> Model:
 def arrived(network: Network) -> Weights:
     """A file's weights on the emulated GPU."""
     weights = Weights(network.gguf, network.config, "EMU")
-    with weights.uploading():
+    with weights.upload_meanwhile():
         pass
     return weights
 
@@ -88,7 +88,9 @@ def test_blocks_that_are_not_computed_take_no_memory(
         gguf, config = network.gguf, network.config
         weights = arrived(network)
         taken.append(sum(part.buffer.nbytes for part in weights._parts))
-        bytes_.append([make_plan(gguf, config, device).weight_bytes for device in ("EMU", "CPU")])
+        bytes_.append(
+            [make_path_plan(gguf, config, device).weight_bytes for device in ("EMU", "CPU")]
+        )
     assert bytes_[0] == bytes_[1] and abs(taken[0] - taken[1]) < 8 << 10 < gguf.n_tensor_bytes // 8
     for name in ("token_embd", "blk.3.ffn_down"):
         assert content(weights.matrix(name).buffer) == gguf.tensor_bytes(f"{name}.weight").tobytes()
@@ -167,7 +169,7 @@ def test_weights_arrive_while_launches_are_built(
 
     monkeypatch.setattr("orinllm.gpu.weights._PIECE_BESIDE", network.gguf.n_tensor_bytes // 3)
     monkeypatch.setattr("orinllm.gpu.weights.concurrent_copy_function", lambda device: copy)
-    monkeypatch.setattr("orinllm.gpu.fused.FusedExecutor", build)
+    monkeypatch.setattr("orinllm.gpu.fused_executor.FusedExecutor", build)
     made = make_runner(network, plan_network(network, "EMU"))
     assert isinstance(made, FusedRunner)
     found = made.executor.memory.weights.matrix("token_embd").buffer
@@ -176,7 +178,7 @@ def test_weights_arrive_while_launches_are_built(
     assert len(copied) > 3
     built.clear()
     copied.clear()
-    monkeypatch.setattr("orinllm.gpu.fused.FusedExecutor", interrupted)
+    monkeypatch.setattr("orinllm.gpu.fused_executor.FusedExecutor", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make_runner(network, plan_network(network, "EMU"))
     assert len(copied) == 1

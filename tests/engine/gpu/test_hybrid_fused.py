@@ -25,7 +25,7 @@ from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.fused_executor import FusedExecutor
 from orinllm.gpu.kernels.buffers import Q8_0
 
 # Of the logits' norm: errors of halves, and of keys and values in bytes.
@@ -114,7 +114,7 @@ def test_states_go_back_behind_any_guess(emulated: Load, written: Write, name: s
         executor.start_state_copy(4, 1)
         assert executor.tokens_after_each(PROMPT[start : start + given], start) == drawn[:given]
         np.testing.assert_array_equal(states(1), behind[0])
-        executor.set_states_after_first(right)
+        executor.set_states_after_accepted(right)
         np.testing.assert_array_equal(states(1), behind[right])
 
 

@@ -174,12 +174,12 @@ FAULT = """
 import sys, time
 from orinllm.model import Model
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.steps.tokens import copy_ints
+from orinllm.gpu.steps.tokens import write_ints
 
 one = Model.load(sys.argv[1], device="NV", context=64)
 answer = iter(one.generate([5, 6, 7], Sampling(temperature=0)))
 next(answer)
-copy_ints(one.runner.executor.decoder_for().list.table, [20_011])  # where nothing is
+write_ints(one.runner.executor.decoder_for().list.table, [20_011])  # where nothing is
 start, error = time.perf_counter(), ""
 try:
     for piece in answer:

@@ -25,7 +25,7 @@ from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.loader import Network, SharingOptions, make_page_store, make_runner, plan_network
-from orinllm.model import ModelDescription, check_takes_guesses, load_draft_proposer
+from orinllm.model import ModelDescription, load_draft_proposer, require_takes_guesses
 
 RECURRENT = [name for name in MODELS if not name.startswith("gemma4")]
 Open = Callable[..., tuple[Network, CpuRunner]]
@@ -228,10 +228,10 @@ def test_who_cannot_go_back_is_refused(opened: Open, monkeypatch: pytest.MonkeyP
     with pytest.raises(BadInput, match=r"m\.gguf: lfm2 has recurrent states, .* a draft model has"):
         load_draft_proposer(description, "m.gguf", "CPU")
     plan = plan_network(network, "CPU")
-    check_takes_guesses(runner, plan, "--lookup")
+    require_takes_guesses(runner, plan, "--lookup")
     monkeypatch.setattr(runner, "most_verified_tokens", 1)
     with pytest.raises(BadInput, match="--lookup: the cpu path on CPU takes one token at a time"):
-        check_takes_guesses(runner, plan, "--lookup")
+        require_takes_guesses(runner, plan, "--lookup")
 
 
 def test_a_state_goes_back_to_a_copy_alone(opened: Open) -> None:
@@ -242,7 +242,7 @@ def test_a_state_goes_back_to_a_copy_alone(opened: Open) -> None:
 
 
 def test_the_gpu_says_what_is_not_fused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orinllm.gpu.plan.reason_unsupported", lambda device: None)
+    monkeypatch.setattr("orinllm.gpu.path_plan.reason_unsupported", lambda device: None)
     monkeypatch.setattr("orinllm.gpu.kernels.gemv.fits_shared_memory", lambda *matrix: True)
     for name, what, why in (
         ("qwen35", "recurrent layer", "heads of 16 dimensions; a multiple of 32 up to 128"),

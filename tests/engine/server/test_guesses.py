@@ -243,7 +243,7 @@ class Placed:
     def set_pages(self, pages: Sequence[int], states: int = 0) -> None:
         self.pages = tuple(pages)
 
-    def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None: ...
+    def fill_cache_with_piece(self, tokens: Sequence[int], start: int, end: int) -> None: ...
 
     def set_sampling(self, how: Sampling, text: Sequence[int]) -> None:
         self.how = how
@@ -252,7 +252,7 @@ class Placed:
         self.verified.append((self.pages, self.how.seed))
         return [0] * len(tokens)
 
-    def set_states_after_first(self, n: int) -> None: ...
+    def set_states_after_accepted(self, n: int) -> None: ...
 
 
 def test_verification_is_where_its_sequence_lies() -> None:

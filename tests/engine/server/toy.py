@@ -18,8 +18,8 @@ from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver
-from orinllm.choose.hidden_states import Pooling
-from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, draw_on_host
+from orinllm.choose.pooling import Pooling
+from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, fulfil_draw_request
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.model import ModelDescription
 from orinllm.server.engine import Engine
@@ -144,7 +144,7 @@ class ToyRunner:
             return DrawnTokens(self.script(row.position - first), found)
         held = self._held(row.pages, row.position + 1)
         how = replace(row.draw, before=[*row.draw.before[: row.position], token])
-        return draw_on_host(toy_logits(held, self.vocab_size), how)
+        return fulfil_draw_request(toy_logits(held, self.vocab_size), how)
 
     def _held(self, pages: Sequence[int], end: int) -> list[int]:
         """Return the tokens of a sequence as they lie in its pages."""

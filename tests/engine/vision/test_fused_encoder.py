@@ -11,17 +11,17 @@ from tests.engine.gpu.kernels.emulated_buffers import Array, buffer, read
 from tests.engine.vision import tiny, tiny_qwen
 
 from orinbench.check.reference_vision import VisionReference
-from orinllm.cpu.encoder import CpuEncoder
+from orinllm.cpu.picture_encoder import CpuPictureEncoder
 from orinllm.gpu.device import register_null_device
-from orinllm.gpu.encoder import FusedEncoder, reason_not_fused
-from orinllm.gpu.kernels.encoder import (
+from orinllm.gpu.kernels.picture_encoder import (
     BLOCK_ROWS,
     PaddedHeads,
-    full_attention_launch,
+    range_attention_launch,
     split_heads_launch,
 )
 from orinllm.gpu.launch import LaunchGraph
-from orinllm.mmproj import make_encode_function, read_projector
+from orinllm.gpu.picture_encoder import FusedPictureEncoder, reason_not_fused
+from orinllm.mmproj import make_encode_function, read_mmproj
 from orinllm.network.vision.patches import query_blocks_with_keys
 from orinllm.network.vision.prepare import prepare_picture
 
@@ -55,9 +55,9 @@ def test_rows_are_those_of_transformers(
             monkeypatch.setattr(tiny_qwen, name, value)
         monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", quantized)
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
-    clip, projector = read_projector(tmp_path / "mmproj.gguf")
+    clip, projector = read_mmproj(tmp_path / "mmproj.gguf")
     encode = make_encode_function("EMU", clip, projector)
-    assert isinstance(encode, FusedEncoder)
+    assert isinstance(encode, FusedPictureEncoder)
     pictures = [Image.fromarray(picture) for picture in tiny.pictures(kind)]
     tiles = [
         np.asarray(tile)
@@ -75,7 +75,7 @@ def test_rows_are_those_of_transformers(
     for launches in encode._lists.values():  # a board's host reads no others
         assert all(value.buffer.options is None for value in launches._results)
     n_rows = projector.largest_tile_row_count(1 << 20)
-    weights, most = FusedEncoder(
+    weights, most = FusedPictureEncoder(
         clip, projector.encoder, register_null_device(), empty=True
     ).weight_and_tile_bytes(n_rows)
     assert weights == encode._weights.n_bytes
@@ -112,7 +112,7 @@ def test_attention_of_ranges(head: int, turned: bool, rng: np.random.Generator) 
     out, given = buffer(before), buffer(turns) if turned else None
     launches = [
         split_heads_launch((first, second, third), buffer(qkv), given, what, n),
-        full_attention_launch(
+        range_attention_launch(
             out, (first, second, third), buffer(ranges.astype(np.int32)), what, len(ranges)
         ),
     ]
@@ -141,8 +141,8 @@ def _attended(q: Array, k: Array, v: Array) -> Array:
 def test_what_the_kernels_do_not_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "VISION_HEADS", 4)
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
-    clip, projector = read_projector(tmp_path / "mmproj.gguf")
-    assert isinstance(make_encode_function("EMU", clip, projector), CpuEncoder)
+    clip, projector = read_mmproj(tmp_path / "mmproj.gguf")
+    assert isinstance(make_encode_function("EMU", clip, projector), CpuPictureEncoder)
     assert reason_not_fused(projector.encoder, "EMU") == (
         "heads of 12 elements; multiples of 8 up to 256 have kernels"
     )

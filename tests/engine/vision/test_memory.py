@@ -6,14 +6,14 @@ import pytest
 from tests.engine.vision import tiny
 
 from orinllm.errors import BadInput
-from orinllm.gpu.encoder import FusedEncoder
-from orinllm.gpu.plan import cache_bytes
+from orinllm.gpu.path_plan import cache_bytes
+from orinllm.gpu.picture_encoder import FusedPictureEncoder
 from orinllm.loader import Network, plan_network
 from orinllm.mmproj import (
     enable_pictures,
-    encoder_memory_bytes,
+    encoder_weight_and_tile_bytes,
     network_with_pictures,
-    read_matching_projector,
+    read_matching_mmproj,
 )
 from orinllm.model import ModelDescription
 from orinllm.server.engine import _affordable_pages
@@ -32,8 +32,8 @@ def network(tmp_path: Path) -> Network:
 def test_pages_and_context_leave_room_for_an_encoder(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights, rows = encoder_memory_bytes(
-        *read_matching_projector(tmp_path / "mmproj.gguf", network), network.context
+    weights, rows = encoder_weight_and_tile_bytes(
+        *read_matching_mmproj(tmp_path / "mmproj.gguf", network), network.context
     )
     plan = plan_network(network, "EMU")
     one = cache_bytes(plan, network.context)
@@ -57,7 +57,7 @@ def test_a_server_has_room_for_the_largest_picture_at_its_start(
     enable_pictures(template, tmp_path / "mmproj.gguf", network, "EMU", at_once=True)
     assert template.picture_encoder is not None
     encode = template.picture_encoder.encode
-    assert isinstance(encode, FusedEncoder) and encode._room.patches == 36 * 4
+    assert isinstance(encode, FusedPictureEncoder) and encode._room.patches == 36 * 4
     enable_pictures(template, tmp_path / "mmproj.gguf", network, "EMU")
     later = template.picture_encoder.encode
-    assert isinstance(later, FusedEncoder) and later._room.patches == 0
+    assert isinstance(later, FusedPictureEncoder) and later._room.patches == 0

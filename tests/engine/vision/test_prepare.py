@@ -21,7 +21,7 @@ from tests.engine.vision import tiny, tiny_qwen
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.mmproj import PictureEncoder, _picture_process, read_picture, read_projector
+from orinllm.mmproj import PictureEncoder, _picture_job_process, read_mmproj, read_picture_bytes
 from orinllm.network.layer import X
 from orinllm.network.vision.encoder import AnyPictureSize, Encoder, EncoderShape
 from orinllm.network.vision.idefics3 import _picture_text
@@ -207,13 +207,13 @@ def test_what_is_no_picture_is_one_line(data: Callable[[], bytes], said: str) ->
 
     job = {"data": base64.b64encode(data()).decode(), "way": "square", "sizes": {"size": 8}}
     with pytest.raises(BadInput, match=said):
-        _picture_process().run_job(job)
+        _picture_job_process().run_job(job)
 
 
 def seeing(path: Path, kind: str) -> PictureEncoder:
     """A projector whose encoder says nothing."""
     tiny.write_mmproj(path, kind)
-    return PictureEncoder(*read_projector(path), lambda tiles: np.zeros((1, 1), np.float32))
+    return PictureEncoder(*read_mmproj(path), lambda tiles: np.zeros((1, 1), np.float32))
 
 
 NONE: list[tuple[Any, str]] = [
@@ -275,12 +275,12 @@ def test_a_file_of_too_many_bytes_is_not_decoded(
     data, path = png(2, 2), tmp_path / "photo.png"
     path.write_bytes(data)
     encoder = seeing(tmp_path / "mmproj.gguf", "gemma3")
-    assert read_picture(path) == data and encoder.make_picture(data).n_rows == tiny.ROWS
+    assert read_picture_bytes(path) == data and encoder.make_picture(data).n_rows == tiny.ROWS
     monkeypatch.setattr("orinllm.mmproj.MOST_BYTES", len(data) - 1)
     with pytest.raises(BadInput, match=r"the picture has \d+ bytes; \d+ at most"):
         encoder.make_picture(data)
     with pytest.raises(BadInput, match=r"photo.png: is larger than"):
-        read_picture(path)
+        read_picture_bytes(path)
 
 
 def test_a_projector_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
@@ -290,10 +290,10 @@ def test_a_projector_that_is_not_supported_is_refused_by_name(tmp_path: Path) ->
     with pytest.raises(
         BadInput, match=r"projector 'pixtrl' is not supported; .* gemma3, idefics3, qwen2vl"
     ):
-        read_projector(path)
+        read_mmproj(path)
     tiny.write_text(path, "gemma3")
     with pytest.raises(BadInput, match="architecture is 'gemma3'; clip was expected"):
-        read_projector(path)
+        read_mmproj(path)
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
@@ -311,10 +311,10 @@ def test_a_tensor_that_nobody_reads_is_refused_by_name(tmp_path: Path, kind: str
             patched.setattr(gguf.GGUFWriter, "write_header_to_file", more)
             tiny.write_mmproj(path, kind)
         if name.startswith("a."):
-            assert read_projector(path)[1].kind
+            assert read_mmproj(path)[1].kind
             continue
         with pytest.raises(BadInput, match=f"mmproj.gguf: tensor {name} is not part of this"):
-            read_projector(path)
+            read_mmproj(path)
 
 
 KEYS: list[tuple[str, object, str]] = [
@@ -346,7 +346,7 @@ def test_a_key_that_lies_is_one_line(
     clip.metadata = {**clip.metadata, name: value}  # type: ignore[assignment]
     monkeypatch.setattr(GGUF, "open", lambda path: clip)
     with pytest.raises(BadInput, match=f"mmproj.gguf: .*{said}"):
-        read_projector(tmp_path / "mmproj.gguf")
+        read_mmproj(tmp_path / "mmproj.gguf")
 
 
 @pytest.mark.parametrize("kind", tiny.QWENS)
@@ -359,10 +359,10 @@ def test_sizes_of_a_qwen_that_lie(
     monkeypatch.setattr(GGUF, "open", lambda path: clip)
     metadata: dict[str, Any] = {**clip.metadata, "clip.vision.image_max_pixels": 1}
     clip.metadata = metadata  # type: ignore[assignment]
-    assert read_projector(tmp_path / "mmproj.gguf")[1].largest_tile_row_count(256) == 1
+    assert read_mmproj(tmp_path / "mmproj.gguf")[1].largest_tile_row_count(256) == 1
     metadata["clip.vision.attention.head_count"] = tiny_qwen.WIDTH // 6
     with pytest.raises(BadInput, match="whose quarters are whole were expected"):
-        read_projector(tmp_path / "mmproj.gguf")
+        read_mmproj(tmp_path / "mmproj.gguf")
 
 
 def test_a_tensor_of_another_type_or_of_one_dimension_is_one_line(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_tensor_of_another_type_or_of_one_dimension_is_one_line(tmp_path: Path
             patched.setattr(gguf.GGUFWriter, "add_tensor", add)
             tiny.write_mmproj(path, "gemma3")
         with pytest.raises(BadInput, match=f"mmproj.gguf: tensor {said}"):
-            read_projector(path)
+            read_mmproj(path)
 
 
 def nothing(given: object) -> NDArray[np.float32]:
@@ -390,7 +390,7 @@ def nothing(given: object) -> NDArray[np.float32]:
 
 def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> None:
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
-    found = read_projector(tmp_path / "mmproj.gguf")
+    found = read_mmproj(tmp_path / "mmproj.gguf")
 
     def rows(value: float) -> NDArray[np.float32]:
         encoder = PictureEncoder(*found, lambda tiles: np.full((tiny.ROWS, 1), value, np.float32))
@@ -444,7 +444,7 @@ def test_pictures_that_nobody_has_are_kept_for_a_while(monkeypatch: pytest.Monke
 def test_what_stands_for_a_picture_in_a_template_that_knows_none(tmp_path: Path, kind: str) -> None:
     """As the models' own processors write it around rows."""
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
-    clip, projector = read_projector(tmp_path / "mmproj.gguf")
+    clip, projector = read_mmproj(tmp_path / "mmproj.gguf")
 
     picture = find_or_make_picture(
         "", PreparedPicture((np.zeros((8, 8, 3), np.uint8),), (0, 0)), 1, nothing

@@ -15,7 +15,7 @@ from tests.engine.vision import tiny, tiny_qwen
 from orinbench.check.reference_vision import VisionReference
 from orinbench.check.vision import Encode, Pixels, check_encoder
 from orinbench.errors import BenchError
-from orinllm.mmproj import make_encode_function, read_projector
+from orinllm.mmproj import make_encode_function, read_mmproj
 from orinllm.network.vision.pictures import Floats
 from orinllm.network.vision.prepare import prepare_picture
 
@@ -31,7 +31,7 @@ def mmproj(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_the_reference_is_what_transformers_computes(mmproj: Path) -> None:
     kind, reference = mmproj.stem, VisionReference(mmproj)
-    _, projector = read_projector(mmproj)
+    _, projector = read_mmproj(mmproj)
     pictures = [Image.fromarray(picture) for picture in tiny.pictures(kind)]
     tiles = [t for p in pictures for t in prepare_picture(p, projector.way, projector.sizes)[0]]
     rows = np.concatenate([reference.encode_tile(np.asarray(tile)) for tile in tiles])
@@ -39,7 +39,7 @@ def test_the_reference_is_what_transformers_computes(mmproj: Path) -> None:
 
 
 def test_the_gate_passes_an_encoder_in_other_sizes(mmproj: Path) -> None:
-    encode = make_encode_function("CPU", *read_projector(mmproj))
+    encode = make_encode_function("CPU", *read_mmproj(mmproj))
     seen = check_encoder("tinygrad:CPU", mmproj, encode, 1)
     assert seen.passed and seen.allowed < 1e-5, seen
 
@@ -51,7 +51,7 @@ def test_the_gate_fails_small_errors(tmp_path: Path) -> None:
     """
     path = tmp_path / "idefics3.gguf"
     tiny.write_mmproj(path, "idefics3")
-    encode = make_encode_function("CPU", *read_projector(path))
+    encode = make_encode_function("CPU", *read_mmproj(path))
 
     def one_row(tiles: Sequence[Pixels]) -> Floats:
         rows = encode(tiles)
@@ -96,9 +96,7 @@ def test_the_epsilon_of_norms_counts(
     tiny.write_mmproj(path, kind)
     if kind == "qwen3vl":
         path.write_bytes(path.read_bytes().replace(b"clip.use_gelu", b"clip.use_else"))
-    seen = check_encoder(
-        "tinygrad:CPU", path, make_encode_function("CPU", *read_projector(path)), 1
-    )
+    seen = check_encoder("tinygrad:CPU", path, make_encode_function("CPU", *read_mmproj(path)), 1)
     assert seen.passed, seen
 
 
@@ -114,5 +112,5 @@ def test_least_and_most_pixels_of_a_file_that_says_none(tmp_path: Path) -> None:
         for key in (b"image_min_pixels", b"image_max_pixels"):
             data = data.replace(key, key.replace(b"image", b"other"))
         path.write_bytes(data)
-        _, projector = read_projector(path)
+        _, projector = read_mmproj(path)
         assert projector.sizes == {"cell": cell, "least": least, "most": 4096 * cell**2}

@@ -12,10 +12,10 @@ from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.proposers import LookupProposer
 from orinllm.choose.sampling import Sampling
-from orinllm.cpu.encoder import CpuEncoder
+from orinllm.cpu.picture_encoder import CpuPictureEncoder
 from orinllm.errors import BadInput
 from orinllm.loader import Network, make_page_store, plan_network
-from orinllm.mmproj import PictureEncoder, network_with_pictures, read_projector
+from orinllm.mmproj import PictureEncoder, network_with_pictures, read_mmproj
 from orinllm.model import AnswerToken, Model, ModelDescription
 
 GREEDY = Sampling(temperature=0)
@@ -109,7 +109,7 @@ def test_a_part_without_its_picture_is_one_line(files: Path) -> None:
 def test_an_encoder_that_makes_no_numbers_is_named(files: Path, tmp_path: Path) -> None:
     """The text of the same model goes on."""
     data = bytearray((files / "mmproj-gemma3.gguf").read_bytes())
-    bias = read_projector(files / "mmproj-gemma3.gguf")[0].tensor_bytes("v.post_ln.bias").tobytes()
+    bias = read_mmproj(files / "mmproj-gemma3.gguf")[0].tensor_bytes("v.post_ln.bias").tobytes()
     at = data.index(bias)
     data[at : at + 4] = np.float32(np.nan).tobytes()
     (tmp_path / "mmproj.gguf").write_bytes(data)
@@ -126,8 +126,8 @@ def test_rows_are_those_of_transformers(files: Path, kind: str) -> None:
     encoder = sight_of(model)
     tiles = [tile for picture in tiny.pictures(kind) for tile in encoder._prepare_image(picture)[0]]
     assert np.abs(encoder.encode(tiles) - wanted).max() < 1e-4
-    old, projector = read_projector(files / f"mmproj-{kind}-old.gguf")
-    assert np.abs(CpuEncoder(old, projector.encoder)(tiles) - wanted).max() < 1e-4
+    old, projector = read_mmproj(files / f"mmproj-{kind}-old.gguf")
+    assert np.abs(CpuPictureEncoder(old, projector.encoder)(tiles) - wanted).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,7 +135,7 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
     files: Path, kind: str, emulation: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In chunks that would cut pictures, from the start and behind what is known."""
-    monkeypatch.setattr("orinllm.gpu.fused.CHUNK", 40)
+    monkeypatch.setattr("orinllm.gpu.fused_executor.CHUNK", 40)
     network = network_with_pictures(
         Network.read(files / f"{kind}.gguf"), files / f"mmproj-{kind}.gguf"
     )

@@ -104,9 +104,9 @@ def general_logits(transformer: Any, tokens: list[int]) -> np.ndarray:
     """Logits after each of the tokens behind PROMPT, as a jit of the layers computes them."""
     from tinygrad import Tensor, TinyJit, UOp, dtypes
 
-    from orinllm.other.tinygrad_llm import next_logits
+    from orinllm.general.tinygrad_llm import logits_after_token
 
-    jit = TinyJit(functools.partial(next_logits, transformer))
+    jit = TinyJit(functools.partial(logits_after_token, transformer))
     position = UOp.variable("start_pos", 0, CONTEXT - 1)
     uploaded = [Tensor([[token]], dtype=dtypes.int32).realize() for token in tokens]
     places = range(len(PROMPT) - 1, len(PROMPT) - 1 + len(tokens))

@@ -225,7 +225,7 @@ class SequenceExecutor(Protocol):
         """Wait for the logits after the last token: (vocabulary)."""
         ...
 
-    def watch_layers(self, positions: int) -> NDArray[np.float32] | None:
+    def watch_layer_inputs(self, positions: int) -> NDArray[np.float32] | None:
         """Return what each layer will be given from now on; None: the path does not say.
 
         That is (layers + 1, positions, width), NaN where nothing was computed. For no positions it

@@ -26,8 +26,8 @@ from orinllm.batching.cache import SequencePages
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner, StepRow
 from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
-from orinllm.gpu.device import compile_all
-from orinllm.gpu.kernels.buffers import page_count
+from orinllm.gpu.device import fill_compile_cache
+from orinllm.gpu.kernels.buffers import pages_for_tokens
 from orinllm.gpu.launch import Argument, Launch, LaunchGraph
 from orinllm.gpu.memory import ModelMemory
 from orinllm.network.vision.pictures import position_shift, split_into_pieces
@@ -79,7 +79,7 @@ class _DecodedRows:
         self._runner, self._rows, self._read = runner, rows, read
         self._ways = ways or [_GREEDY] * len(rows)
         self.misdrawn = self.drawn = 0
-        count, n = page_count(runner.context), len(rows)
+        count, n = pages_for_tokens(runner.context), len(rows)
         # The other paths' slots are neighbours.
         apart = bool(ways) and runner.name == "fused"
         last = n * count - 1
@@ -201,7 +201,7 @@ def overwrite_caches(runner: Runner, draw: int) -> None:
     if isinstance(runner, FusedRunner):
         memory = runner.executor.memory
         launches = list(_overwriting_launches(memory, draw))
-        compile_all(memory.device, [launch.cuda_source for launch in launches])
+        fill_compile_cache(memory.device, [launch.cuda_source for launch in launches])
         LaunchGraph(memory.device, launches).start()
         runner.executor.wait_for_device()
 

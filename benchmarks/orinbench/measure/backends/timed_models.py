@@ -25,7 +25,7 @@ from orinllm.batching.scheduler import NO_NUMBERS, Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling
 from orinllm.cpu.executor import CpuRunner
-from orinllm.gpu.kernels.buffers import KEY_TYPES, page_count
+from orinllm.gpu.kernels.buffers import KEY_TYPES, pages_for_tokens
 from orinllm.loader import Network, SharingOptions, make_runner, plan_network
 from orinllm.mmproj import network_with_pictures
 
@@ -37,7 +37,7 @@ def make_network_runner(network: Network, sequences: int = 1, general: bool = Fa
 
     On the fused kernels it has memory for so many sequences' whole contexts.
     """
-    share = SharingOptions(sequences, sequences * page_count(network.context))
+    share = SharingOptions(sequences, sequences * pages_for_tokens(network.context))
     return make_runner(network, plan_network(network, str(Device.DEFAULT)), general, share)
 
 
@@ -61,7 +61,7 @@ class RunnerExecutor(SequenceExecutor):
 
     def __init__(self, runner: Runner) -> None:
         self.runner, self.name, self.vocab_size = runner, runner.name, runner.vocab_size
-        self._pages = range(page_count(runner.context))
+        self._pages = range(pages_for_tokens(runner.context))
         self._text: list[int] = []
         self._token: int | None = None
 
@@ -102,13 +102,13 @@ class RunnerExecutor(SequenceExecutor):
         found: NDArray[np.float32] = self.runner.last_logits()[0]
         return found
 
-    def watch_layers(self, positions: int) -> NDArray[np.float32] | None:
+    def watch_layer_inputs(self, positions: int) -> NDArray[np.float32] | None:
         """See `SequenceExecutor`."""
         runner = self.runner
         if isinstance(runner, FusedRunner):
-            config, watch = runner.executor.memory.config, runner.executor.watch_layers
+            config, watch = runner.executor.memory.config, runner.executor.watch_layer_inputs
         elif isinstance(runner, CpuRunner):
-            config, watch = runner.path.config, runner.path.watch_layers
+            config, watch = runner.path.config, runner.path.watch_layer_inputs
         else:
             return None
         given = np.full((len(config.layers) + 1, positions, config.dim), np.nan, np.float32)
@@ -239,6 +239,6 @@ def token_kernels_and_launches(timed: Timed, sequences: int = 1) -> tuple[int | 
         return n_kernels_and_launches(timed.captured_calls)
     if isinstance(timed.runner, FusedRunner):
         return n_kernels_and_launches(
-            timed.runner.executor.decoder_for(sequences).next_graph.first_calls
+            timed.runner.executor.decoder_for(sequences).next_graph.first_turn_linear
         )
     return (1, 1) if Device.DEFAULT == "CPU" else (None, None)

@@ -57,7 +57,7 @@ from orinbench.measure.tinygrad_meters import TinygradMeters
 from orinbench.measure.token_sampling import case_samplings
 from orinbench.pictures import RandomPictures, VisionModel
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.cpu.encoder import CpuEncoder
+from orinllm.cpu.picture_encoder import CpuPictureEncoder
 
 if TYPE_CHECKING:
     from orinbench.check.greedy import GreedyGeneration
@@ -349,7 +349,7 @@ class TinygradRunner:
             wanted = np.concatenate([reference.encode_tile(tile) for tile in tiles])
         else:
             against = "the CPU's encoder"
-            wanted = CpuEncoder(encoder.gguf, encoder.projector.encoder)(tiles)
+            wanted = CpuPictureEncoder(encoder.gguf, encoder.projector.encoder)(tiles)
         return replace(
             compare_row_logits([picture.encoded_rows], [wanted], against, []), logits=None
         )

@@ -13,7 +13,7 @@ from tinygrad import Tensor, TinyJit, UOp, dtypes
 from tinygrad.llm.model import Transformer
 
 from orinbench.measure.backends.backend import SequenceExecutor
-from orinllm.other.tinygrad_llm import next_logits, zero_recurrent_states
+from orinllm.general.tinygrad_llm import logits_after_token, zero_recurrent_states
 
 # Prompt tokens at once: the default of `Transformer.generate` in tinygrad/llm/model.py.
 _CHUNK = 32
@@ -35,7 +35,7 @@ class TransformerExecutor(SequenceExecutor):
         self._position = UOp.variable("start_pos", 0, max_context - 1)
         self._width = UOp.variable("toks", 1, self.chunk)
         self._temperature = Tensor(0.0).contiguous().realize()
-        self._again = TinyJit(functools.partial(next_logits, self._model))
+        self._again = TinyJit(functools.partial(logits_after_token, self._model))
         self._out: Any = None
         self._last = (0, 0)  # token and position of the last step
 

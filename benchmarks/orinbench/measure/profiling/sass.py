@@ -78,11 +78,11 @@ def synthetic_launches(shape: str, quant: str, arch: str, sequences: int = 1) ->
 
 def model_launches(path: Path, arch: str, sequences: int = 1) -> list["Launch"]:
     """Return each different launch of a token, and of a prompt's chunk, of a GGUF file."""
-    from orinllm.gpu.compile_ahead import launches_to_compile, target_gpu
+    from orinllm.gpu.compile_ahead import checked_target_gpu, launches_to_compile
     from orinllm.loader import Network
 
     network = Network.read(path, min(_CONTEXT, open_model(path).context_length))
-    found = launches_to_compile(network, target_gpu(arch, None), sequences)
+    found = launches_to_compile(network, checked_target_gpu(arch, None), sequences)
     return list({launch.name: launch for launch in found}.values())
 
 

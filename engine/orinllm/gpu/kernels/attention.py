@@ -65,7 +65,7 @@ def most_splits(device: str, heads: KernelHeads, warps: int = ALONE_WARPS) -> in
 
     Enough to fill a machine of few multiprocessors; of many, two blocks on each.
     """
-    blocks, machine = heads.block_count * heads.sequences, multiprocessor_count(device)
+    blocks, machine = heads.blocks_per_sequence * heads.sequences, multiprocessor_count(device)
     least = ceil_div(_BLOCKS_LEAST * machine, blocks)
     fitting = min(_WARPS_FIT * machine // (blocks * warps), _MOST_FITTING)
     return max(1, min(max(least, fitting), ceil_div(heads.most_attended_tokens, _SPLIT_LEAST)))
@@ -136,7 +136,7 @@ def _cache_arguments(cache: LayerKvCache) -> Given:
     return {f"{cache.heads.kv.element}* cache": cache.buffer, "u16* scales": cache.scales}
 
 
-def _written_arguments(cache: LayerKvCache) -> tuple[str, ...]:
+def _written_cache_arguments(cache: LayerKvCache) -> tuple[str, ...]:
     return ("cache",) if cache.scales is None else ("cache", "scales")
 
 
@@ -151,7 +151,7 @@ def token_attention_launch(
     """Return attention of one token of each sequence: out (sequences, heads * head_dim).
 
     Floats, of which a few splits are left to the reader (parts.cuh), or halves, all of them whole.
-    Each stores its key and value, unless `stored` says that `store_keys_launch` comes before.
+    Each stores its key and value, unless `stored` says that `store_kv_launch` comes before.
     """
     heads, halves = parts.heads, out.dtype == dtypes.uint16
     attention, element = heads.attention, "u16" if halves else "float"
@@ -184,9 +184,11 @@ def token_attention_launch(
         f"Attention<P0, {element}, decltype(before)>{{smem, block, before, out, {_CACHED}, qkv, "
         f"freqs, qn, kn, sinks, {inputs.eps!r}f, {attention.scale!r}f, part, part_ml, state, "
         "table, turns}",
-        (heads.block_count * parts.splits * heads.sequences, 1),
+        (heads.blocks_per_sequence * parts.splits * heads.sequences, 1),
     )
-    written = () if stored or attention.reads is not None else _written_arguments(inputs.cache)
+    written = (
+        () if stored or attention.reads is not None else _written_cache_arguments(inputs.cache)
+    )
     return replace(
         launch,
         block=parts.warps * 32,
@@ -197,7 +199,7 @@ def token_attention_launch(
     )
 
 
-def store_keys_launch(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
+def store_kv_launch(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
     """Return what stores keys and values of tokens of one sequence, which see one another."""
     heads = inputs.cache.heads
     given = _cache_arguments(inputs.cache) | {
@@ -216,10 +218,10 @@ def store_keys_launch(inputs: AttentionInputs, splits: int, state: Buffer) -> La
         f"StoreKeys<P0>{{{_CACHED}, qkv, freqs, kn, state, table, {inputs.eps!r}f, turns}}",
         (heads.attention.kv_heads, heads.sequences),
     )
-    return replace(launch, block=32, writes=_written_arguments(inputs.cache))
+    return replace(launch, block=32, writes=_written_cache_arguments(inputs.cache))
 
 
-def chunk_rotation_launch(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
+def chunk_rotate_store_launch(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
     """Return a chunk's rotation: q to halves (tokens, heads, head_dim), k and v to the cache."""
     heads, attention = inputs.cache.heads, inputs.cache.heads.attention
     given = (
@@ -245,7 +247,7 @@ def chunk_rotation_launch(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> 
         f"{attention.scale!r}f, turns, axes}}",
         (chunk_capacity(chunk), 1),
     )
-    written = _written_arguments(inputs.cache) if attention.reads is None else ()
+    written = _written_cache_arguments(inputs.cache) if attention.reads is None else ()
     return replace(launch, block=_ROPE_WARPS * 32, writes=("q", *written))
 
 

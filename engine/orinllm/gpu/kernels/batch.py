@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from tinygrad.device import Buffer
 
 from orinllm.gpu.device import gemv_blocks_per_sm, multiprocessor_count
-from orinllm.gpu.kernels.gemm import AdjacentMatrices, RowProduct, group_adjacent_matrices
+from orinllm.gpu.kernels.gemm import RowProduct, SameTypeMatrices, group_matrices_by_type
 from orinllm.gpu.launch import Constants, Launch, make_launch
 
 # Columns that a warp takes at once, so that columns / 128 warps at most have some.
@@ -19,14 +19,14 @@ _ARGMAX_BLOCKS, _ARGMAX_THREADS = 8, 256
 
 def batch_product_launches(device: str, product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a batch's product, one for neighbours of one type."""
-    for group in group_adjacent_matrices(product):
+    for group in group_matrices_by_type(product):
         yield _batch_product_launch(device, group)
 
 
-def _batch_product_launch(device: str, group: AdjacentMatrices) -> Launch:
+def _batch_product_launch(device: str, group: SameTypeMatrices) -> Launch:
     product, (rows, cols) = group.product, group.shape
     type_, sequences = group.members[0][0].type, product.count
-    parts, items = group.part_initialisers(group.rows_per_warp)
+    parts, items = group.part_initialisers_and_blocks(group.rows_per_warp)
     sms = multiprocessor_count(device)
     most = _ALONE_WARPS if items <= sms else _WARPS
     # A power of two: threads are whole rows of an item.

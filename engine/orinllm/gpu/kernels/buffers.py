@@ -29,7 +29,7 @@ MOST_SEQUENCES = 32
 
 
 @dataclass(frozen=True)
-class Weight:
+class PackedMatrix:
     """A packed matrix on the device: y = W x, W (rows, cols)."""
 
     buffer: Buffer
@@ -92,7 +92,7 @@ class KernelHeads:
         return max(n for n in range(1, most + 1) if self.heads_per_kv_head % n == 0)
 
     @property
-    def block_count(self) -> int:
+    def blocks_per_sequence(self) -> int:
         """Blocks of all heads of a sequence."""
         return self.attention.heads // self.heads_per_block
 
@@ -150,6 +150,6 @@ def round_up(n: int, multiple: int) -> int:
     return ceil_div(n, multiple) * multiple
 
 
-def page_count(tokens: int) -> int:
+def pages_for_tokens(tokens: int) -> int:
     """Return the pages that hold so many tokens."""
     return ceil_div(tokens, PAGE)

@@ -13,7 +13,7 @@ from orinllm.file.ggml import KernelGgmlType
 from orinllm.gpu.device import gemv_blocks_per_sm, multiprocessor_count
 from orinllm.gpu.kernels.buffers import ceil_div
 from orinllm.gpu.kernels.gemv import gemv_constants, plan_gemv, shared_memory_bytes
-from orinllm.gpu.kernels.rows import NormWeights, element_grid, row_count_arguments
+from orinllm.gpu.kernels.rows import NormWeights, count_most_and_arguments, element_grid
 from orinllm.gpu.kernels.tile import Tile
 from orinllm.gpu.launch import (
     ROW_THREADS,
@@ -91,7 +91,7 @@ def router_launch(
 
     Sequences that `state` (attention.cu) has as idle get no expert.
     """
-    count, most, more = row_count_arguments(tokens)
+    count, most, more = count_most_and_arguments(tokens)
     experts, cols = router.experts, router.norm.weight.size
     routed, together = (_ROUTED, _ROUTED_TOKENS) if most > _ROUTED_TOKENS else (1, 1)
     grid = ceil_div(experts.count, routed * _ROUTER_WARPS)
@@ -244,7 +244,7 @@ def combine_experts_launch(
 
     Without a factor x is the sum.
     """
-    count, most, more = row_count_arguments(tokens)
+    count, most, more = count_most_and_arguments(tokens)
     cols = x.size // most
     return make_rows_launch(
         "moe.cu combine",
@@ -274,7 +274,7 @@ def group_by_expert_launch(
     experts: Experts, groups: ExpertGroups, choice: RouterOutput, tokens: int | Buffer
 ) -> Launch:
     """Return the grouping of the choices of so many tokens, or of the chunk's."""
-    count, _, more = row_count_arguments(tokens)
+    count, _, more = count_most_and_arguments(tokens)
     if experts.count > _GROUP_THREADS:
         raise ValueError(f"{experts.count} experts, at most {_GROUP_THREADS} are supported")
     given: Given = {"int* order": groups.order, "int* tiles": groups.tiles}

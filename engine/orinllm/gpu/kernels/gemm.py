@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tinygrad.device import Buffer
 
 from orinllm.gpu.device import multiprocessor_count
-from orinllm.gpu.kernels.buffers import Weight, ceil_div, chunk_capacity
+from orinllm.gpu.kernels.buffers import PackedMatrix, ceil_div, chunk_capacity
 from orinllm.gpu.kernels.tile import PIECE, Tile, choose_piece_tile, choose_tile
 from orinllm.gpu.launch import Argument, Constants, Launch
 
@@ -23,7 +23,7 @@ class RowProduct:
 
     role: str
     mode: str  # STORE, ADD, or of halves GATED or ACTIVATED (epilogue.cuh)
-    weights: tuple[Weight, ...]
+    weights: tuple[PackedMatrix, ...]
     out: Buffer
     inp: Buffer
     count: int | Buffer  # of rows of halves: a number, or a chunk that says it
@@ -44,11 +44,11 @@ class RowProduct:
 
 
 @dataclass(frozen=True)
-class AdjacentMatrices:
+class SameTypeMatrices:
     """Matrices of one type beside each other, which one launch multiplies."""
 
     product: RowProduct
-    members: tuple[tuple[Weight, Buffer | None], ...]  # with their biases
+    members: tuple[tuple[PackedMatrix, Buffer | None], ...]  # with their biases
     first_row: int  # of the product's
 
     @property
@@ -80,7 +80,7 @@ class AdjacentMatrices:
                 found.append(Argument(f"const float* b{i}", bias))
         return tuple(found)
 
-    def part_initialisers(self, block_rows: int) -> tuple[list[str], int]:
+    def part_initialisers_and_blocks(self, block_rows: int) -> tuple[list[str], int]:
         """Return the initialisers of matrix.cuh's Parts, and the blocks of so many rows."""
         found, blocks, row = [], 0, self.first_row
         members = self.members[:1] if self.product.is_gated else self.members
@@ -101,14 +101,14 @@ class AdjacentMatrices:
         )
 
 
-def group_adjacent_matrices(product: RowProduct) -> Iterator[AdjacentMatrices]:
+def group_matrices_by_type(product: RowProduct) -> Iterator[SameTypeMatrices]:
     """Yield a product's matrices, those of one type that stand beside each other together."""
     biases = product.biases or (None,) * len(product.weights)
     pairs = list(zip(product.weights, biases, strict=True))
     row = 0
     for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].type):
         members = tuple(group)
-        yield AdjacentMatrices(product, members, row)
+        yield SameTypeMatrices(product, members, row)
         row += sum(weight.rows for weight, _ in members)
 
 
@@ -116,7 +116,7 @@ def chunk_product_launches(product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a chunk's product, one for neighbours of one type."""
     assert isinstance(product.count, Buffer)
     tiles = tiles_of_product(product, chunk_capacity(product.count))
-    for group, tile in zip(group_adjacent_matrices(product), tiles, strict=True):
+    for group, tile in zip(group_matrices_by_type(product), tiles, strict=True):
         yield tiled_product_launch(group, tile)
 
 
@@ -124,7 +124,7 @@ def tiles_of_product(product: RowProduct, most: int) -> tuple[Tile, ...]:
     """Return the tile of each launch of a product of so many rows at most."""
     sms = multiprocessor_count(product.out.device)
     return tuple(
-        choose_tile(sms, group.shape[0], most) for group in group_adjacent_matrices(product)
+        choose_tile(sms, group.shape[0], most) for group in group_matrices_by_type(product)
     )
 
 
@@ -145,18 +145,22 @@ class SplitScratch:
 def piece_product_launches(product: RowProduct, splits: SplitScratch) -> Iterator[Launch]:
     """Yield the launches of a product of a piece, PIECE_TOKENS at most."""
     sms = multiprocessor_count(product.out.device)
-    for group in group_adjacent_matrices(product):
-        _, blocks = group.part_initialisers(PIECE.rows // 2 if product.is_gated else PIECE.rows)
+    for group in group_matrices_by_type(product):
+        _, blocks = group.part_initialisers_and_blocks(
+            PIECE.rows // 2 if product.is_gated else PIECE.rows
+        )
         yield tiled_product_launch(group, choose_piece_tile(sms, blocks, group.shape[1]), splits)
 
 
 def tiled_product_launch(
-    group: AdjacentMatrices, tile: Tile, splits: SplitScratch | None = None
+    group: SameTypeMatrices, tile: Tile, splits: SplitScratch | None = None
 ) -> Launch:
     """Return the launch of a chunk's product in tiles of one kind; `splits` where it has some."""
     product, (rows, cols) = group.product, group.shape
     type_ = group.members[0][0].type
-    parts, blocks = group.part_initialisers(tile.rows // 2 if product.is_gated else tile.rows)
+    parts, blocks = group.part_initialisers_and_blocks(
+        tile.rows // 2 if product.is_gated else tile.rows
+    )
     assert isinstance(product.count, Buffer)
     most, shared = chunk_capacity(product.count), tuple[Argument, ...]()
     up_bias = "b1" if product.is_gated and group.members[1][1] is not None else "0"

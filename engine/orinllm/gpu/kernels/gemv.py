@@ -14,7 +14,7 @@ from orinllm.gpu.kernels.buffers import (
     SHARED_MEMORY,
     AttentionParts,
     LayerKvCache,
-    Weight,
+    PackedMatrix,
     ceil_div,
     round_up,
 )
@@ -44,13 +44,15 @@ class GemvPlan:
 
 
 @dataclass(frozen=True)
-class ArgmaxTail:
+class ArgmaxTailScratch:
     """Scratch of the head's argmax."""
 
     part_v: Buffer
     part_i: Buffer
     mail: Buffer | None = None  # mail.py
-    signals: Buffer | None = None  # of all joined launches (joined.py): 0 when a token is over
+    signals: Buffer | None = (
+        None  # of all joined launches (joined_launches.py): 0 when a token is over
+    )
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class GemvProduct:
 
     role: str
     mode: str  # STORE, ADD, GATED or ARGMAX (epilogue.cuh)
-    weights: tuple[Weight, ...]
+    weights: tuple[PackedMatrix, ...]
     out: Buffer
     x: Buffer
     state: Buffer  # tokens, positions, counters (attention.cu)
@@ -74,7 +76,7 @@ class GemvProduct:
     stride: int = 0  # floats of a sequence's row of out
     parts: AttentionParts | None = None  # what x may still be in
     ahead: LayerKvCache | None = None  # what the next kernel reads
-    tail: ArgmaxTail | None = None
+    tail: ArgmaxTailScratch | None = None
 
     @property
     def out_rows(self) -> int:
@@ -82,7 +84,7 @@ class GemvProduct:
         return self.weights[0].rows if self.mode == "GATED" else sum(w.rows for w in self.weights)
 
     @property
-    def matrix_rows(self) -> int:
+    def total_matrix_rows(self) -> int:
         """Rows of all matrices."""
         return sum(w.rows for w in self.weights)
 
@@ -141,7 +143,7 @@ def gemv_launches(device: str, product: GemvProduct) -> Iterator[Launch]:
         part = replace(
             product, weights=weights, biases=group_biases, first_row=first_row, stride=stride
         )
-        columns = columns_per_launch(device, part)
+        columns = sequences_per_launch(device, part)
         for at in range(0, product.sequences, columns):
             n = min(columns, product.sequences - at)
             ahead = None if first_row != product.first_row or at else product.ahead
@@ -149,9 +151,9 @@ def gemv_launches(device: str, product: GemvProduct) -> Iterator[Launch]:
         first_row += part.out_rows
 
 
-def columns_per_launch(device: str, product: GemvProduct) -> int:
+def sequences_per_launch(device: str, product: GemvProduct) -> int:
     """Return how many sequences' activations a launch takes; 0 if not even one's fit."""
-    total = product.matrix_rows
+    total = product.total_matrix_rows
 
     def all_fit(n: int) -> bool:
         plans = (
@@ -166,7 +168,7 @@ def columns_per_launch(device: str, product: GemvProduct) -> int:
 class _MatrixGroup:
     """Neighbours of one type in a launch, and the number of the first."""
 
-    weights: tuple[Weight, ...]
+    weights: tuple[PackedMatrix, ...]
     plan: GemvPlan
     first: int
 
@@ -188,7 +190,7 @@ def _gemv_launch(device: str, product: GemvProduct, first: int, columns: int) ->
     source = _activation_piece(p, first, columns, names)
     ahead = _prefetch_piece(device, p, plan, names)
     tail = _argmax_piece(p, first, names)
-    x, out = (_columns_view(p, buffer, first, columns) for buffer in (p.x, p.out))
+    x, out = (_sequences_view(p, buffer, first, columns) for buffer in (p.x, p.out))
     pieces = (source, ahead, tail)
     optional = (
         *(() if p.norm is None else (Argument("const float* norm", p.norm),)),
@@ -199,7 +201,7 @@ def _gemv_launch(device: str, product: GemvProduct, first: int, columns: int) ->
     types = "_".join(dict.fromkeys(w.type.name.lower() for w in p.weights))
     some = f"_{first}_{columns}" if p.sequences > 1 else ""
     return Launch(
-        name=f"gemv_{p.role}_{types}_{p.matrix_rows}x{cols}{some}",
+        name=f"gemv_{p.role}_{types}_{p.total_matrix_rows}x{cols}{some}",
         file="gemv.cu",
         constants=(
             *(_group_constants(p, group, columns) for group in groups),
@@ -215,7 +217,7 @@ def _gemv_launch(device: str, product: GemvProduct, first: int, columns: int) ->
         grid=(plan.grid, 1, 1),
         block=plan.warps * 32,
         writes=("out", *_written_by_tail(p.tail)),
-        operations=2 * p.matrix_rows * cols * columns,
+        operations=2 * p.total_matrix_rows * cols * columns,
         n_bytes=sum(w.n_bytes for w in p.weights),
         per_sm=max(1, 16 // plan.warps) if columns > 1 else 1,
         shared=max(shared_memory_bytes(g.weights[0].type, cols, g.plan, columns) for g in groups),
@@ -269,7 +271,7 @@ def _group_constants(p: GemvProduct, group: _MatrixGroup, columns: int) -> Const
     )
 
 
-def _columns_view(product: GemvProduct, buffer: Buffer, first: int, columns: int) -> Buffer:
+def _sequences_view(product: GemvProduct, buffer: Buffer, first: int, columns: int) -> Buffer:
     """Return the part of a buffer that belongs to these sequences."""
     if columns == product.sequences:
         return buffer
@@ -353,7 +355,7 @@ def _argmax_piece(p: GemvProduct, first: int, names: Iterator[str]) -> _KernelPi
     return _KernelPiece(arguments, (constants,), expression)
 
 
-def _written_by_tail(tail: ArgmaxTail | None) -> tuple[str, ...]:
+def _written_by_tail(tail: ArgmaxTailScratch | None) -> tuple[str, ...]:
     """Return the arguments that the head's argmax writes."""
     if tail is None:
         return ()

@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import ceil_div, chunk_capacity
-from orinllm.gpu.kernels.rows import row_count_arguments
+from orinllm.gpu.kernels.rows import count_most_and_arguments
 from orinllm.gpu.launch import (
     ROW_THREADS,
     Constants,
     Given,
     Launch,
+    c_element_type,
     make_launch,
     make_rows_launch,
     out_argument,
@@ -108,10 +108,6 @@ class StridedRows:
     stride: int
 
 
-def _element_type(out: Buffer) -> str:
-    return "u16" if out.dtype == dtypes.uint16 else "float"
-
-
 def convolution_launch(
     op: Convolve,
     places: StatePlaces,
@@ -137,7 +133,7 @@ def convolution_launch(
         f"{op.channels}x{op.taps}",
         constants,
         given | {"const float* bias": bias} | places.arguments,
-        f"Convolution<{_element_type(out)}>{{out, in, weight, bias, {places.states_expression}}}",
+        f"Convolution<{c_element_type(out)}>{{out, in, weight, bias, {places.states_expression}}}",
         (ceil_div(op.channels, ROW_THREADS // ranks), places.grid_sequences),
     )
     operations = 2 * op.channels * op.taps * places.grid_sequences * places.most_tokens
@@ -186,7 +182,7 @@ def delta_net_launch(
         f"{op.heads}x{op.size}",
         constants,
         given | places.arguments,
-        f"DeltaNet<{_element_type(out)}>{{out, in, beside, gates, decay, dt, norm, "
+        f"DeltaNet<{c_element_type(out)}>{{out, in, beside, gates, decay, dt, norm, "
         f"{places.states_expression}, {gates.eps!r}f}}",
         (op.heads, places.grid_sequences),
     )
@@ -229,7 +225,7 @@ def mamba2_launches(
     )
     operations = 5 * op.width * op.state * places.grid_sequences * places.most_tokens
     yield replace(launch, block=threads, writes=places.written_arguments, operations=operations)
-    count, most, more = row_count_arguments(places.count)
+    count, most, more = count_most_and_arguments(places.count)
     cols = op.width // op.groups
     yield make_rows_launch(
         "recurrent.cu norm_groups",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.gpu.kernels.buffers import Weight, ceil_div, chunk_capacity
+from orinllm.gpu.kernels.buffers import PackedMatrix, ceil_div, chunk_capacity
 from orinllm.gpu.launch import (
     ROW_THREADS,
     Constants,
@@ -21,7 +21,7 @@ from orinllm.gpu.launch import (
 COLUMNS = 8
 
 
-def row_count_arguments(rows: int | Buffer) -> tuple[str, int, Given]:
+def count_most_and_arguments(rows: int | Buffer) -> tuple[str, int, Given]:
     """Return the expression, the most and the arguments of a number of rows, or of a chunk's."""
     if isinstance(rows, int):
         return str(rows), rows, {}
@@ -46,18 +46,15 @@ def element_grid(cols: int, rows: int) -> tuple[int, int]:
     return ceil_div(cols, ROW_THREADS), rows
 
 
-def _embed_constants(table: Weight) -> Constants:
-    return Constants(type=table.type.name, cols=table.cols, threads=ROW_THREADS)
-
-
 def embed_tokens_launch(
-    table: Weight, x: Buffer, state: Buffer, sequences: int, scale: float
+    table: PackedMatrix, x: Buffer, state: Buffer, sequences: int, scale: float
 ) -> Launch:
     """Return the embedding of a token of each sequence: x (sequences, cols)."""
     name, cols = table.type.name, table.cols
     given = {"float* x": x, "const u8* table": table.buffer, "const int* state": state}
-    label, grid = f"{name.lower()}_{cols}", element_grid(cols, sequences)
-    launch = make_rows_launch("embed.cu embed", label, _embed_constants(table), given, (), grid)
+    constants, label = row_constants(cols, type=name), f"{name.lower()}_{cols}"
+    grid = element_grid(cols, sequences)
+    launch = make_rows_launch("embed.cu embed", label, constants, given, (), grid)
     return replace(
         launch,
         body=f"  embed<P0>(x + blockIdx.y * {cols}, table, state + blockIdx.y, {scale!r}f);",
@@ -66,25 +63,30 @@ def embed_tokens_launch(
     )
 
 
-def embed_chunk_launch(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch:
+def embed_chunk_launch(table: PackedMatrix, x: Buffer, chunk: Buffer, scale: float) -> Launch:
     """Return the embedding of a chunk: x (tokens, cols)."""
     given = {"float* x": x, "const u8* table": table.buffer, "const int* chunk": chunk}
     label, grid = (
         f"{table.type.name.lower()}_{table.cols}",
         element_grid(table.cols, chunk_capacity(chunk)),
     )
-    constants = _embed_constants(table)
+    constants = row_constants(table.cols, type=table.type.name)
     return make_rows_launch("embed.cu embed_rows", label, constants, given, (scale,), grid)
 
 
 def layer_embeddings_launch(
-    table: Weight, x: Buffer, norm: NormWeights, tokens: Buffer, scale: float, rows: int | Buffer
+    table: PackedMatrix,
+    x: Buffer,
+    norm: NormWeights,
+    tokens: Buffer,
+    scale: float,
+    rows: int | Buffer,
 ) -> Launch:
     """Return the embeddings of each layer, of what a matrix made: x (rows, layers, cols).
 
     tokens: the state (attention.cu), or a chunk.
     """
-    cols, (count, most, more) = norm.weight.size, row_count_arguments(rows)
+    cols, (count, most, more) = norm.weight.size, count_most_and_arguments(rows)
     layers, of = table.cols // cols, "chunk + 2" if more else "state"
     given = {"float* x": x, "const u8* table": table.buffer, "const float* norm": norm.weight}
     launch = make_rows_launch(
@@ -99,7 +101,7 @@ def layer_embeddings_launch(
     return replace(launch, arguments=arguments, block=32)
 
 
-def _picture_rows_launch(kernel: str, x: Buffer, rows: Buffer, chunk: Buffer, n: int) -> Launch:
+def _chunk_rows_launch(kernel: str, x: Buffer, rows: Buffer, chunk: Buffer, n: int) -> Launch:
     cols = x.size // n
     given = {"float* x": x, "const float* rows": rows, "const int* chunk": chunk}
     return make_rows_launch(kernel, cols, row_constants(cols), given, (), element_grid(cols, n))
@@ -107,12 +109,12 @@ def _picture_rows_launch(kernel: str, x: Buffer, rows: Buffer, chunk: Buffer, n:
 
 def add_pictures_launch(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
     """Return x += rows, both (tokens, cols), where a chunk's tokens are rows of pictures."""
-    return _picture_rows_launch("embed.cu add_pictures", x, rows, chunk, chunk_capacity(chunk))
+    return _chunk_rows_launch("embed.cu add_pictures", x, rows, chunk, chunk_capacity(chunk))
 
 
 def copy_last_row_launch(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
     """Return the copy of a chunk's last row: x (cols)."""
-    return _picture_rows_launch("embed.cu last_row", x, rows, chunk, 1)
+    return _chunk_rows_launch("embed.cu last_row", x, rows, chunk, 1)
 
 
 def norm_rows_launch(norm: NormWeights, out: Buffer, x: Buffer, rows: int | Buffer) -> Launch:
@@ -133,7 +135,7 @@ def _block_per_row_launch(
     kernel: str, norm: NormWeights, given: Given, more: tuple[float, ...], rows: int | Buffer
 ) -> Launch:
     """Return a launch of a block a row."""
-    cols, (count, most, chunk) = norm.weight.size, row_count_arguments(rows)
+    cols, (count, most, chunk) = norm.weight.size, count_most_and_arguments(rows)
     constants, values = row_constants(cols), list[float | str]([*more, count])
     name = f"norm_rope.cu {kernel}"
     return make_rows_launch(name, cols, constants, given | chunk, values, (most, 1))
@@ -148,7 +150,7 @@ def add_merged_norms_launch(
     given |= {f"const float* norm{i}": norm.weight for i, norm in enumerate(norms)}
     merged = "Merged{x, {in0, in1}, {norm0, norm1, norm2}}"
     launch = _block_per_row_launch("merge", norms[2], given, (), rows)
-    body = f"  merge<P0>({merged}, {norms[2].eps!r}f, {row_count_arguments(rows)[0]});"
+    body = f"  merge<P0>({merged}, {norms[2].eps!r}f, {count_most_and_arguments(rows)[0]});"
     return replace(launch, body=body)
 
 
@@ -201,14 +203,14 @@ def _thread_per_element_launch(
     values: tuple[float, ...] = (),
 ) -> Launch:
     """Return a launch of a thread an element."""
-    count, most, more = row_count_arguments(rows)
+    count, most, more = count_most_and_arguments(rows)
     grid = element_grid(int(constants["cols"]), most)
     return make_rows_launch(
         f"gate.cu {kernel}", label, constants, {**given, **more}, (*values, count), grid
     )
 
 
-def to_halves_launch(out: Buffer, inp: Buffer, cols: int, rows: int | Buffer) -> Launch:
+def to_float16_launch(out: Buffer, inp: Buffer, cols: int, rows: int | Buffer) -> Launch:
     """Return out = inp in halves, times HIDDEN_SCALE, of rows."""
     given = {"u16* out": out, "const float* in": inp}
     return _thread_per_element_launch("halve", cols, row_constants(cols), given, rows)
@@ -216,14 +218,14 @@ def to_halves_launch(out: Buffer, inp: Buffer, cols: int, rows: int | Buffer) ->
 
 def scale_launch(x: Buffer, by: Buffer, rows: int | Buffer) -> Launch:
     """Return x *= the number in `by`."""
-    cols = x.size // row_count_arguments(rows)[1]
+    cols = x.size // count_most_and_arguments(rows)[1]
     given = {"float* x": x, "const float* by": by}
     return _thread_per_element_launch("scale", cols, row_constants(cols), given, rows)
 
 
 def add_gated_launch(x: Buffer, y: Buffer, by: Buffer, factor: float, rows: int | Buffer) -> Launch:
     """Return x += factor * sigmoid(by) * y, with one element of `by` for each row."""
-    cols = x.size // row_count_arguments(rows)[1]
+    cols = x.size // count_most_and_arguments(rows)[1]
     given = {"float* x": x, "const float* y": y, "const float* by": by}
     return _thread_per_element_launch(
         "add_gated", cols, row_constants(cols), given, rows, (factor,)

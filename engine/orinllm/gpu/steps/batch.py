@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 
 from tinygrad import dtypes
-from tinygrad.device import Buffer
 
 from orinllm.gpu.device import make_host_tokens
 from orinllm.gpu.kernels.attention import most_splits, token_attention_launch
@@ -28,7 +27,7 @@ class BatchLowering(RowLowering):
     def __init__(self, memory: ModelMemory, sequences: int) -> None:
         super().__init__(memory, sequences)
         self.sequences, n = sequences, sequences
-        self._normed = self.halves_buffer("normed", memory.config.dim)  # of the head
+        self._normed = self.float16_buffer("normed", memory.config.dim)  # of the head
         heads = {layer: memory.layer_heads(layer, n) for layer in memory.config.attention_by_layer}
         self._splits = {layer: most_splits(memory.device, h) for layer, h in heads.items()}
         self._parts = AttentionScratch(memory, heads, self._splits)
@@ -40,7 +39,9 @@ class BatchLowering(RowLowering):
             memory.allocate_scratch(parts, dtypes.int32),
             memory.zeroed_ints(counters),
         )
-        self.state = memory.zeroed_ints(2 * n + 1 + n * max(h.block_count for h in heads.values()))
+        most = max(h.blocks_per_sequence for h in heads.values())
+        self.state = memory.zeroed_ints(2 * n + 1 + n * most)
+        self.idle_state = self.state
         self.mail = make_host_tokens(memory.device, n)
         self.table = memory.zeroed_ints(n * memory.context // PAGE)
         self.at, self.cache_view = self.state, (n, self.table)
@@ -53,7 +54,7 @@ class BatchLowering(RowLowering):
             lambda x: embed_tokens_launch(table, x, self.state, n, config.embedding_scale)
         )
         for i in range(len(config.layers)):
-            yield from itertools.chain(*self.lower_layer(i))
+            yield from itertools.chain(*self.lower_layer_in_two(i))
         yield from self.lower_kept_hidden_states()
         norm = NormWeights(memory.weights.vector(f"{config.final_norm}.weight"), config.norm_eps)
         yield norm_rows_launch(norm, self._normed, self.residual, n)
@@ -70,17 +71,8 @@ class BatchLowering(RowLowering):
         """Yield products in which every weight is read once."""
         return batch_product_launches(self.memory.device, product)
 
-    def lower_before_attention(self, layer: int, step: Step) -> Iterator[Launch]:
-        """Yield nothing: attention of a token stores its key and value."""
-        return iter(())
-
     def lower_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield attention of each sequence at its own position."""
         inputs = self.attention_inputs(layer, step)
         parts = self._parts.parts_for_layer(inputs.cache.heads, self._splits[layer])
         yield token_attention_launch(self._values[step.out_name], inputs, parts, self.state)
-
-    @property
-    def idle_rows(self) -> Buffer:
-        """The state, in which sequences may be idle."""
-        return self.state

@@ -18,7 +18,7 @@ from orinllm.gpu.kernels.buffers import (
     AttentionParts,
     KernelHeads,
     LayerKvCache,
-    Weight,
+    PackedMatrix,
 )
 from orinllm.gpu.kernels.mtp import TokenRows, join_normed_launch, keep_hidden_states_launch
 from orinllm.gpu.kernels.rows import (
@@ -27,10 +27,10 @@ from orinllm.gpu.kernels.rows import (
     add_gated_launch,
     add_merged_norms_launch,
     add_normed_launch,
+    count_most_and_arguments,
     gate_launch,
     gated_activation_launch,
     layer_embeddings_launch,
-    row_count_arguments,
     scale_launch,
 )
 from orinllm.gpu.launch import Launch
@@ -86,7 +86,7 @@ class Lowering(ABC):
         self.memory, self.count = memory, count
         sequences = count if isinstance(count, int) else 1
         self.slots = memory.zeroed_ints(sequences) if slots is None else slots
-        _, self._rows, _ = row_count_arguments(count)
+        _, self._rows, _ = count_most_and_arguments(count)
         by_parts = memory.config.uses_mrope
         self.turns = memory.zeroed_ints(self.parts_of_turn * self._rows) if by_parts else None
         steps = [step for layer in memory.config.layers for step in layer.steps]
@@ -155,9 +155,9 @@ class Lowering(ABC):
     def lower_product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
         """Yield the launches of a step's matrices."""
 
-    @abstractmethod
     def lower_before_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield what comes before attention: what turns heads, or keeps what it does not keep."""
+        return iter(())
 
     @abstractmethod
     def lower_attention(self, layer: int, step: Step) -> Iterator[Launch]:
@@ -171,7 +171,7 @@ class Lowering(ABC):
         """Yield x += what rows of pictures have beside their embeddings; tokens are none."""
         return iter(())
 
-    def lower_layer(self, layer: int) -> tuple[list[Launch], list[Launch]]:
+    def lower_layer_in_two(self, layer: int) -> tuple[list[Launch], list[Launch]]:
         """Return a layer's launches up to the last that keeps something, and those behind it."""
         launches, kept, config = list[Launch](), 0, self.memory.config
         for step in config.layers[layer].steps:
@@ -245,7 +245,7 @@ class Lowering(ABC):
 
     @abstractmethod
     def lower_plain_product(
-        self, matrix: Weight, out: Buffer, source: Buffer | None = None
+        self, matrix: PackedMatrix, out: Buffer, source: Buffer | None = None
     ) -> Iterator[Launch]:
         """Yield out = a matrix times `residual`, or other floats."""
 
@@ -288,7 +288,7 @@ class Lowering(ABC):
         """Yield a product, and what becomes of it where its own kernel cannot do that."""
         if step.gate is not None:
             activation, out = step.gate.activation.name, self._values[step.out_name]
-            if can_gate_together(self.weights(layer, step)):
+            if can_gate_together(self.step_matrices(layer, step)):
                 yield from self.lower_product(
                     layer, step, WantedProduct("GATED", out, activation=activation)
                 )
@@ -321,11 +321,11 @@ class Lowering(ABC):
         prefix = self.memory.config.tensor_prefix(layer)
         return [f"{prefix}{name}" for name, _ in step.operation.matrices]
 
-    def weights(self, layer: int, step: Step) -> tuple[Weight, ...]:
+    def step_matrices(self, layer: int, step: Step) -> tuple[PackedMatrix, ...]:
         """Return the matrices of a step."""
         return tuple(self.memory.weights.matrix(name) for name in self._matrix_names(layer, step))
 
-    def biases(self, layer: int, step: Step) -> tuple[Buffer | None, ...]:
+    def step_biases(self, layer: int, step: Step) -> tuple[Buffer | None, ...]:
         """Return the bias of each matrix of a step that the file has one for."""
         return tuple(self.memory.weights.bias(name) for name in self._matrix_names(layer, step))
 
@@ -372,12 +372,12 @@ class AttentionScratch:
         return AttentionParts(heads, splits, self._part, self._part_ml, warps)
 
 
-def can_gate_together(weights: tuple[Weight, ...]) -> bool:
+def can_gate_together(weights: tuple[PackedMatrix, ...]) -> bool:
     """True if one launch can gate two matrices: they are of one type."""
     return len({weight.type.id for weight in weights}) == 1
 
 
-def logits_matrix(memory: ModelMemory) -> Weight:
+def logits_matrix(memory: ModelMemory) -> PackedMatrix:
     """Return the matrix that makes logits: the embedding table where a file has no other."""
     weights = memory.weights
     return weights.matrix("output" if weights.has_tensor("output.weight") else "token_embd")

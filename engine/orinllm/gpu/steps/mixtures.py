@@ -55,7 +55,7 @@ class MixtureLowering:
         self._memory, self._tokens, self._rows = memory, tokens, rows
         self._scratch: dict[Experts, _MixtureScratch] = {}
 
-    def _router_and_experts(
+    def _router_experts_scratch(
         self, layer: int, step: Step
     ) -> tuple[Router, ExpertOperands, _MixtureScratch]:
         """Return a layer's router and experts, and the scratch of its shape."""
@@ -90,7 +90,7 @@ class MixtureLowering:
 
         Without a sum in the step it is `to` = the mixture.
         """
-        router, chosen, scratch = self._router_and_experts(layer, step)
+        router, chosen, scratch = self._router_experts_scratch(layer, step)
         yield router_launch(router, x, scratch.choice, self._tokens, state)
         yield expert_hidden_launch(chosen, scratch.hidden, x)
         yield expert_down_launch(chosen, scratch.parts, scratch.hidden)
@@ -109,7 +109,7 @@ class MixtureLowering:
 
         `rows` are x, its norm in halves, and `to`. Those that `state` has as idle are left out.
         """
-        (router, chosen, scratch), (x, normed, to) = self._router_and_experts(layer, step), rows
+        (router, chosen, scratch), (x, normed, to) = self._router_experts_scratch(layer, step), rows
         yield router_launch(router, x, scratch.choice, count, state)
         yield group_by_expert_launch(chosen.experts, scratch.groups, scratch.choice, count)
         yield grouped_hidden_launch(chosen, scratch.hidden, normed)

@@ -16,18 +16,18 @@ import numpy as np
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.gpu.kernels.buffers import Weight, round_up
-from orinllm.gpu.kernels.encoder import (
+from orinllm.gpu.kernels.buffers import PackedMatrix, round_up
+from orinllm.gpu.kernels.gemm import COLUMN_STEP, RowProduct, chunk_product_launches
+from orinllm.gpu.kernels.picture_encoder import (
     BLOCK_ROWS,
     PaddedColumns,
     PaddedHeads,
     encoder_norm_launch,
-    full_attention_launch,
     interpolate_rows_launch,
     pool_rows_launch,
+    range_attention_launch,
     split_heads_launch,
 )
-from orinllm.gpu.kernels.gemm import COLUMN_STEP, RowProduct, chunk_product_launches
 from orinllm.gpu.launch import Launch, LaunchGraph
 from orinllm.gpu.memory import ints_on_device
 from orinllm.gpu.weights import floats_on_device
@@ -45,7 +45,7 @@ from orinllm.network.vision.patches import PatchArrangement, query_blocks_with_k
 from orinllm.network.vision.pictures import Floats
 
 if TYPE_CHECKING:
-    from orinllm.gpu.encoder import PictureBuffers, PictureWeights
+    from orinllm.gpu.picture_encoder import PictureBuffers, PictureWeights
 
 _PATCHES = "patches"
 
@@ -98,7 +98,7 @@ class PictureLowering:
         self._results = [self._values[name] for name in encoder.rows]
 
     @cached_property
-    def _graph(self) -> LaunchGraph:
+    def _launch_graph(self) -> LaunchGraph:
         return LaunchGraph(self._room.device, self.launches)
 
     def encode_patches(self, patches: Floats) -> Floats:
@@ -108,7 +108,7 @@ class PictureLowering:
         halves[:, : columns.of] = patches[self._arranged.order]
         view = self._input.buffer.view(halves.size, dtypes.uint16, 0).ensure_allocated()
         view.copyin(halves.view(np.uint8).data.cast("B"))
-        self._graph.start()
+        self._launch_graph.start()
         for value in self._results:
             n, columns = self._patches // value.each, value.columns
             view = value.buffer.view(
@@ -218,7 +218,7 @@ class PictureLowering:
         self.products.append((product, source.each))
         yield from chunk_product_launches(product)
 
-    def _matrices(self, made: MatrixProduct, columns: PaddedColumns) -> tuple[Weight, ...]:
+    def _matrices(self, made: MatrixProduct, columns: PaddedColumns) -> tuple[PackedMatrix, ...]:
         """Return matrices as they lie in the file; those of two types, which gate, in halves."""
         names = [f"{name}.weight" for name, _ in made.matrices]
         packed = len({self._weights.tensors[name].type for name in names}) == 1
@@ -249,4 +249,4 @@ class PictureLowering:
         q, k, v = (self._room.rows_buffer(name, 1, size, dtypes.uint16) for name in "qkv")
         yield split_heads_launch((q, k, v), value.buffer, self._turns, heads, rows)
         ranges, blocks = self._ranges[operation.windowed]
-        yield full_attention_launch(out.buffer, (q, k, v), ranges, heads, blocks)
+        yield range_attention_launch(out.buffer, (q, k, v), ranges, heads, blocks)

@@ -11,7 +11,7 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.gpu.device import multiprocessor_count
-from orinllm.gpu.kernels.attention import chunk_attention_launch, chunk_rotation_launch
+from orinllm.gpu.kernels.attention import chunk_attention_launch, chunk_rotate_store_launch
 from orinllm.gpu.kernels.buffers import CHUNK, PAGE
 from orinllm.gpu.kernels.gemm import (
     RowProduct,
@@ -54,7 +54,7 @@ class ChunkLowering(RowLowering):
         self.at, self.cache_view = self.chunk, (1, self.table)
         widest = max(attention.q_width for attention in memory.config.attention_by_layer.values())
         self._q = memory.allocate_scratch(most * widest, dtypes.uint16)
-        layers = [self.lower_layer(i) for i in range(len(memory.config.layers))]
+        layers = [self.lower_layer_in_two(i) for i in range(len(memory.config.layers))]
         keys, rest = layers.pop()
         whole = [kept + behind for kept, behind in layers]
         first, end = (*self.lower_input(self._embed_launch),), (*self.lower_kept_hidden_states(),)
@@ -78,7 +78,7 @@ class ChunkLowering(RowLowering):
 
     def lower_before_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield the rotation of all tokens."""
-        yield chunk_rotation_launch(self._q, self.attention_inputs(layer, step), self.chunk)
+        yield chunk_rotate_store_launch(self._q, self.attention_inputs(layer, step), self.chunk)
 
     def lower_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield attention of all tokens to all before them."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.gpu.kernels.buffers import Weight
+from orinllm.gpu.kernels.buffers import PackedMatrix
 from orinllm.gpu.kernels.gemm import RowProduct
-from orinllm.gpu.kernels.rows import norm_rows_launch, to_halves_launch
+from orinllm.gpu.kernels.rows import norm_rows_launch, to_float16_launch
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import ModelMemory
 from orinllm.gpu.steps.lowering import Lowering, WantedProduct
@@ -23,8 +23,11 @@ _HALVES, _JOINED = "x in halves", "what a block joins, in halves"
 class RowLowering(Lowering):
     """Scratch of `count` rows, a number or a chunk that says it, and the launches of a layer.
 
-    Norms are launches, which leave halves: what products read.
+    Norms are launches, which leave halves: what products read. `idle_state`: the state
+    (attention.cu) that says which rows are idle; None where none is.
     """
+
+    idle_state: Buffer | None = None
 
     def __init__(
         self, memory: ModelMemory, count: int | Buffer, slots: Buffer | None = None
@@ -34,11 +37,11 @@ class RowLowering(Lowering):
     def _make_result_buffer(self, step: Step) -> None:
         super()._make_result_buffer(step)
         if step.norm is not None:
-            self.halves_buffer(step.norm.out, self.memory.config.value_widths[step.source])
+            self.float16_buffer(step.norm.out, self.memory.config.value_widths[step.source])
         elif isinstance(step.operation, Linear) and step.source == X:
-            self.halves_buffer(_HALVES, self.memory.config.dim)
+            self.float16_buffer(_HALVES, self.memory.config.dim)
 
-    def halves_buffer(self, name: str, width: int) -> Buffer:
+    def float16_buffer(self, name: str, width: int) -> Buffer:
         """Return the halves that a norm leaves for products."""
         if name not in self._values:
             self._values[name] = self.memory.allocate_scratch(self._rows * width, dtypes.uint16)
@@ -54,17 +57,17 @@ class RowLowering(Lowering):
         plain, source = step.norm is None and step.source == X, step.source
         if plain:
             source = _HALVES
-            yield to_halves_launch(
+            yield to_float16_launch(
                 self._values[source], self.residual, self.memory.config.dim, self.count
             )
         product = RowProduct(
             step.operation.out,
             wanted.mode,
-            self.weights(layer, step),
+            self.step_matrices(layer, step),
             wanted.out,
             self._values[step.norm.out if step.norm else source],
             self.count,
-            biases=self.biases(layer, step),
+            biases=self.step_biases(layer, step),
             factor=wanted.factor,
             activation=wanted.activation,
             of_hidden=plain or step.source in self._gated,
@@ -72,11 +75,11 @@ class RowLowering(Lowering):
         yield from self.product_launches(product)
 
     def lower_plain_product(
-        self, matrix: Weight, out: Buffer, source: Buffer | None = None
+        self, matrix: PackedMatrix, out: Buffer, source: Buffer | None = None
     ) -> Iterator[Launch]:
         """See `Lowering`."""
-        halves = self.halves_buffer(_HALVES if source is None else _JOINED, matrix.cols)
-        yield to_halves_launch(
+        halves = self.float16_buffer(_HALVES if source is None else _JOINED, matrix.cols)
+        yield to_float16_launch(
             halves, self.residual if source is None else source, matrix.cols, self.count
         )
         pair = (out, halves)
@@ -94,9 +97,4 @@ class RowLowering(Lowering):
         assert step.norm is not None
         yield from self._lower_norm_before(layer, step)
         rows = self.residual, self._values[step.norm.out], self._values[step.out_name]
-        yield from self.mixture_lowering.lower_rows(layer, step, rows, self.count, self.idle_rows)
-
-    @property
-    def idle_rows(self) -> Buffer | None:
-        """The state (attention.cu) that says which rows are idle; None where none is."""
-        return None
+        yield from self.mixture_lowering.lower_rows(layer, step, rows, self.count, self.idle_state)

@@ -14,13 +14,13 @@ from tinygrad.device import Buffer
 from orinllm.gpu.device import make_host_tokens, multiprocessor_count
 from orinllm.gpu.kernels.attention import (
     most_splits,
-    store_keys_launch,
+    store_kv_launch,
     token_attention_launch,
     warps_beside_gemvs,
 )
-from orinllm.gpu.kernels.buffers import PAGE, AttentionParts, Weight
-from orinllm.gpu.kernels.gemv import ArgmaxTail, GemvProduct, gemv_launches
-from orinllm.gpu.kernels.joined import join_neighbouring_launches
+from orinllm.gpu.kernels.buffers import PAGE, AttentionParts, PackedMatrix
+from orinllm.gpu.kernels.gemv import ArgmaxTailScratch, GemvProduct, gemv_launches
+from orinllm.gpu.kernels.joined_launches import join_neighbouring_launches
 from orinllm.gpu.kernels.rows import embed_tokens_launch
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import ModelMemory
@@ -63,13 +63,15 @@ class TokenLowering(Lowering):
         self.logits = memory.allocate(n * self._head.rows)
         # Each block of the head leaves its best; there are at most two on a multiprocessor.
         blocks = 2 * multiprocessor_count(memory.device)
-        self.state = memory.zeroed_ints(2 * n + 1 + n * max(h.block_count for h in heads.values()))
+        counters = max(h.blocks_per_sequence for h in heads.values())
+        self.state = memory.zeroed_ints(2 * n + 1 + n * counters)
         self.mail = None if together else make_host_tokens(memory.device, n)
         self.table = memory.zeroed_ints(n * memory.context // PAGE)
         self.at, self.cache_view = self.state, (n, self.table)
-        apart = [(*itertools.chain(*self.lower_layer(i)),) for i in range(len(config.layers))]
+        layers = range(len(config.layers))
+        apart = [(*itertools.chain(*self.lower_layer_in_two(i)),) for i in layers]
         signals = memory.zeroed_ints(sum(map(len, apart)))
-        self._tail = ArgmaxTail(
+        self._tail = ArgmaxTailScratch(
             memory.allocate_scratch(n * blocks),
             memory.allocate_scratch(n * blocks, dtypes.int32),
             None if self.mail is None else self.mail.buffer,
@@ -91,10 +93,10 @@ class TokenLowering(Lowering):
         self.ending = (*last, *self.lower_kept_hidden_states(), *self._lower_output_head())
         self.launches = (*first, *itertools.chain(*before), *self.ending)
 
-    def lower_layer(self, layer: int) -> tuple[list[Launch], list[Launch]]:
+    def lower_layer_in_two(self, layer: int) -> tuple[list[Launch], list[Launch]]:
         """See `Lowering`; what states are made of outlasts the other layers, for `keep`."""
         if self.passed is None:
-            return super().lower_layer(layer)
+            return super().lower_layer_in_two(layer)
         operations = self.memory.config.layers[layer].operations
         kept = [op for op in operations if isinstance(op, Recurrence)]
         given = {name for op in kept for name in state_inputs(op)} - {op.out for op in kept}
@@ -104,7 +106,7 @@ class TokenLowering(Lowering):
         )
         for name in given:
             self._values[name] = self.memory.allocate_scratch(self.sequences * widths[name])
-        launches = super().lower_layer(layer)
+        launches = super().lower_layer_in_two(layer)
         self._values |= shared
         return launches
 
@@ -141,11 +143,11 @@ class TokenLowering(Lowering):
         product = GemvProduct(
             step.operation.out,
             wanted.mode,
-            self.weights(layer, step),
+            self.step_matrices(layer, step),
             wanted.out,
             self._values[step.source],
             self.state,
-            biases=self.biases(layer, step),
+            biases=self.step_biases(layer, step),
             norm=self.memory.norm_weights(layer, step.norm).weight if step.norm else None,
             eps=self.memory.config.norm_eps,
             factor=wanted.factor,
@@ -157,7 +159,7 @@ class TokenLowering(Lowering):
         yield from gemv_launches(self.memory.device, product)
 
     def lower_plain_product(
-        self, matrix: Weight, out: Buffer, source: Buffer | None = None
+        self, matrix: PackedMatrix, out: Buffer, source: Buffer | None = None
     ) -> Iterator[Launch]:
         """See `Lowering`."""
         n, buffers = self.sequences, (out, self.residual if source is None else source, self.state)
@@ -172,7 +174,7 @@ class TokenLowering(Lowering):
         """Yield what neighbours in one sequence need; attention of others stores their own."""
         if self._together and self.memory.config.attention_by_layer[layer].reads is None:
             inputs = self.attention_inputs(layer, step)
-            yield store_keys_launch(inputs, self._splits[layer], self.state)
+            yield store_kv_launch(inputs, self._splits[layer], self.state)
 
     def lower_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield attention of each sequence at its own position, whose parts its reader combines."""
@@ -194,7 +196,7 @@ class TokenLowering(Lowering):
         )
 
 
-def copy_ints(buffer: Buffer, values: list[int]) -> None:
+def write_ints(buffer: Buffer, values: list[int]) -> None:
     """Copy ints to the start of a buffer."""
     view = buffer.view(len(values), dtypes.int32, 0).ensure_allocated()
     view.copyin(memoryview(bytearray(struct.pack(f"<{len(values)}i", *values))))

@@ -1,4 +1,4 @@
-"""An encoder of pictures as a list of operations, which cpu/encoder.py and gpu/encoder.py compute.
+"""An encoder of pictures as a list of operations, which cpu/ and gpu/picture_encoder.py compute.
 
 A value is (rows, width); X begins as the patches of a tile, with their positions. Norm is the RMS
 norm of a language model's layer (layer.py).

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from orinllm.batching.sequence import ScheduledSequence
-from orinllm.choose.hidden_states import PooledStates
+from orinllm.choose.pooling import PooledStates
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.server.choices import EndSink, EventBridge
@@ -124,7 +124,7 @@ class EmbeddingsAnswer:
         )
 
     def _vector_value(self, pool: PooledStates) -> Any:
-        vector = pool.vector
+        vector = pool.unit_vector
         if not np.isfinite(vector).all():
             raise ApiError(500, "the model's states are no numbers", code="failed")
         if self._asked.base64:

@@ -25,7 +25,7 @@ from orinbench.model import open_model
 from orinbench.synth import write_synthetic
 from orinllm.choose.sampling import DrawnTokens
 from orinllm.gpu.decoder import Decoder
-from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.fused_executor import FusedExecutor
 
 pytestmark = pytest.mark.usefixtures("cpu_device")
 CASES = [Case(48, 0, 0), Case(0, 8, 0), Case(0, 4, 40), Case(40, 4, 24), Case(1, 0, 0)]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.choose.sampling import Sampling, drawable_tokens
+from orinllm.choose.sampling import Sampling, drawable_tokens_with_logits
 from orinllm.gpu.kernels.sample import SampleBuffers, sampling_launches
 from orinllm.gpu.launch import LaunchGraph
 from orinllm.gpu.sampler import pack_sampling
@@ -48,7 +48,7 @@ def draw(
 
 def statistic(logits: NDArray[np.float32], how: Sampling, drawn: NDArray[np.int32]) -> float:
     """Return the chi-square of drawn tokens against the softmax of what may be drawn."""
-    tokens, kept = drawable_tokens(logits, how)
+    tokens, kept = drawable_tokens_with_logits(logits, how)
     odds = np.exp((kept - kept[0]) / how.temperature)
     expected = np.zeros(len(logits))
     expected[tokens] = len(drawn) * odds / odds.sum()

@@ -20,8 +20,8 @@ from orinllm.gpu.device import compile_cuda
 from orinllm.gpu.kernels.attention import (
     AttentionInputs,
     chunk_attention_launch,
-    chunk_rotation_launch,
-    store_keys_launch,
+    chunk_rotate_store_launch,
+    store_kv_launch,
     token_attention_launch,
 )
 from orinllm.gpu.kernels.buffers import (
@@ -34,10 +34,10 @@ from orinllm.gpu.kernels.buffers import (
     KernelHeads,
     KvCacheType,
     LayerKvCache,
-    Weight,
+    PackedMatrix,
 )
 from orinllm.gpu.kernels.gemv import GemvProduct, gemv_launches
-from orinllm.gpu.kernels.joined import join_neighbouring_launches
+from orinllm.gpu.kernels.joined_launches import join_neighbouring_launches
 from orinllm.gpu.launch import Launch, LaunchGraph, shared_memory_declaration
 from orinllm.network.layer import Attention, Rope
 
@@ -233,7 +233,7 @@ def parts_of(layer: Layer, splits: int) -> AttentionParts:
 
 
 def state_of(layer: Layer, positions: list[int]) -> Buffer:
-    counters = 1 + layer.heads.sequences * layer.heads.block_count
+    counters = 1 + layer.heads.sequences * layer.heads.blocks_per_sequence
     return buffer(np.array([0] * len(positions) + positions + [0] * counters, np.int32))
 
 
@@ -257,7 +257,11 @@ def test_a_token(case: Case, position: int, rng: np.random.Generator) -> None:
     for i in range(heads):
         want = layer.attended(qkv[0], i, position, new)
         np.testing.assert_allclose(got[i], want, rtol=4e-3, atol=4e-3)
-    assert read(state, np.int32).tolist() == [0, position, *[0] * (1 + layer.heads.block_count)]
+    assert read(state, np.int32).tolist() == [
+        0,
+        position,
+        *[0] * (1 + layer.heads.blocks_per_sequence),
+    ]
 
 
 def test_the_smallest_keys_and_values_keep_their_signs(rng: np.random.Generator) -> None:
@@ -284,7 +288,7 @@ def test_tokens_of_sequences_at_their_own_positions(case: Case, rng: np.random.G
             before = layer.written()
             run(attention)
             np.testing.assert_array_equal(layer.written(), before)
-            run(store_keys_launch(inputs, 3, state))
+            run(store_kv_launch(inputs, 3, state))
         run(attention)
         got, new = read(out).reshape(3, heads, case.dim), layer.written()
         for b, position in enumerate(positions):
@@ -333,7 +337,10 @@ def test_few_splits_are_combined_by_their_reader(
 
     packed = rng.standard_normal((rows, cols)).astype(np.float16)
     before = rng.standard_normal((sequences, rows)).astype(np.float32)
-    out, weight = buffer(before), Weight(buffer(packed.view(np.uint8)), F16_WEIGHTS, rows, cols)
+    out, weight = (
+        buffer(before),
+        PackedMatrix(buffer(packed.view(np.uint8)), F16_WEIGHTS, rows, cols),
+    )
     product = GemvProduct(
         *("out", "ADD", (weight,), out, attended, state), sequences=sequences, parts=parts
     )
@@ -358,7 +365,7 @@ def test_the_cache_is_asked_for_while_q_k_and_v_are_computed(
     layer = Layer(case, rng, context, context, 2)
     cache = layer.cache
     packed = rng.standard_normal((9, cols)).astype(np.float16)
-    weight = Weight(buffer(packed.view(np.uint8)), F16_WEIGHTS, 9, cols)
+    weight = PackedMatrix(buffer(packed.view(np.uint8)), F16_WEIGHTS, 9, cols)
     state = state_of(layer, [position, position])
     norm = buffer(np.ones(cols, np.float32))
     out, x = buffer(np.zeros((2, 9), np.float32)), buffer(np.ones((2, cols), np.float32))
@@ -398,7 +405,7 @@ def test_a_chunk(case: Case, start: int, tokens: int, rng: np.random.Generator) 
     q = unset(tokens, heads, case.dim, dtype=np.float16)
     out = buffer(np.full((tokens + 1, heads, case.dim), 7, np.float16))
     inputs = layer.inputs(qkv)
-    run(chunk_rotation_launch(q, inputs, chunk), chunk_attention_launch(out, q, inputs, chunk))
+    run(chunk_rotate_store_launch(q, inputs, chunk), chunk_attention_launch(out, q, inputs, chunk))
     got, new = read(out, np.float16).reshape(tokens + 1, heads, case.dim), layer.written()[0]
     assert (got[tokens] == 7).all()
     np.testing.assert_array_equal(new[:, :, :start], layer.before()[0][:, :, :start])
@@ -427,7 +434,10 @@ def test_the_end_of_the_largest_pool(rng: np.random.Generator) -> None:
         chunk = buffer(np.array([position, tokens, *[0] * CHUNK], np.int32))
         q, rows = (unset(tokens, heads, case.dim, dtype=np.float16) for _ in range(2))
         inputs = layer.inputs(qkv)
-        run(chunk_rotation_launch(q, inputs, chunk), chunk_attention_launch(rows, q, inputs, chunk))
+        run(
+            chunk_rotate_store_launch(q, inputs, chunk),
+            chunk_attention_launch(rows, q, inputs, chunk),
+        )
     finally:
         cache._bufs["EMU"] = start
     new, got = layer.written()[0], read(rows, np.float16).reshape(tokens, heads, case.dim)

@@ -14,12 +14,12 @@ from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.errors import BadInput
 from orinllm.file.ggml import kernel_ggml_types
-from orinllm.gpu.decoder import batch_sizes
-from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.decoder import batch_sizes_for_slots
+from orinllm.gpu.fused_executor import FusedExecutor
 from orinllm.gpu.kernels.batch import ArgmaxScratch, argmax_launch, batch_product_launches
-from orinllm.gpu.kernels.buffers import PAGE, Q8_0, Weight, page_count
+from orinllm.gpu.kernels.buffers import PAGE, Q8_0, PackedMatrix, pages_for_tokens
 from orinllm.gpu.kernels.gemm import RowProduct
-from orinllm.gpu.kernels.gemv import ArgmaxTail, GemvProduct, gemv_launches
+from orinllm.gpu.kernels.gemv import ArgmaxTailScratch, GemvProduct, gemv_launches
 from orinllm.gpu.kernels.rows import gate_launch
 from orinllm.gpu.launch import LaunchGraph
 from orinllm.gpu.memory import addressable_pages, make_memory, pages_that_fit
@@ -33,7 +33,7 @@ PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 HALVES, EIGHT_BIT = 0.005, 0.05
 
 
-def matrix(rng: np.random.Generator, name: str, rows: int, cols: int) -> tuple[Weight, Array]:
+def matrix(rng: np.random.Generator, name: str, rows: int, cols: int) -> tuple[PackedMatrix, Array]:
     """A packed matrix and its values."""
     type_ = BY_NAME[name]
     dense = rng.standard_normal((rows, cols)).astype(np.float32)
@@ -45,7 +45,7 @@ def matrix(rng: np.random.Generator, name: str, rows: int, cols: int) -> tuple[W
     else:
         packed = quants.quantize(dense, GGMLQuantizationType(type_.id)).reshape(rows, -1)
     values = quants.dequantize(packed, GGMLQuantizationType(type_.id)).reshape(rows, cols)
-    weight = Weight(buffer(packed.view(np.uint8)), type_, rows, cols)
+    weight = PackedMatrix(buffer(packed.view(np.uint8)), type_, rows, cols)
     return weight, values.astype(np.float64)
 
 
@@ -169,10 +169,16 @@ def test_of_equal_rows_the_first_is_the_next_token(
     for column, equal in enumerate(best):
         packed[equal, column] = 1
     blocks = n * 2 * sms
-    tail = ArgmaxTail(buffer(np.zeros(blocks, np.float32)), buffer(np.zeros(blocks, np.int32)))
+    tail = ArgmaxTailScratch(
+        buffer(np.zeros(blocks, np.float32)), buffer(np.zeros(blocks, np.int32))
+    )
     x, state = buffer(np.zeros((n, cols), np.float32)), buffer(np.zeros(2 * n + 1 + n, np.int32))
     head = GemvProduct(
-        *("head", "ARGMAX", (Weight(buffer(packed.view(np.uint8)), BY_NAME["F16"], rows, cols),)),
+        *(
+            "head",
+            "ARGMAX",
+            (PackedMatrix(buffer(packed.view(np.uint8)), BY_NAME["F16"], rows, cols),),
+        ),
         *(buffer(np.zeros((n, rows), np.float32)), x, state),
         norm=buffer(np.ones(cols, np.float32)),
         sequences=n,
@@ -306,10 +312,10 @@ def test_a_pool_of_pages(synthetic: Synthetic) -> None:
     assert pages_that_fit(network.config, 1 << 50) == most
     with pytest.raises(ValueError, match=f"a pool of {most + 1} pages; 1 to {most} are possible"):
         make_memory(network.config, None, "EMU", 128, most + 1)  # type: ignore[arg-type]
-    assert [page_count(n) for n in (1, PAGE, PAGE + 1)] == [1, 1, 2]
-    assert [batch_sizes(n) for n in (1, 3, 32)] == [(1,), (1, 2, 4), (1, 2, 4, 8, 16, 32)]
+    assert [pages_for_tokens(n) for n in (1, PAGE, PAGE + 1)] == [1, 1, 2]
+    assert [batch_sizes_for_slots(n) for n in (1, 3, 32)] == [(1,), (1, 2, 4), (1, 2, 4, 8, 16, 32)]
     with pytest.raises(ValueError, match="33 slots; 1 to 32 are possible"):
-        batch_sizes(33)
+        batch_sizes_for_slots(33)
 
 
 def test_bad_batches_and_pages_are_refused(emulated: Load, synthetic: Synthetic) -> None:

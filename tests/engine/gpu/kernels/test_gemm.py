@@ -15,11 +15,11 @@ from tests.engine.gpu.kernels.test_types import ROWS, TYPES, close, random_rows
 
 from orinbench.check.rounded_reference import round_weights_to_half
 from orinllm.file.ggml import KernelGgmlType
-from orinllm.gpu.kernels.buffers import CHUNK, Weight, ceil_div
+from orinllm.gpu.kernels.buffers import CHUNK, PackedMatrix, ceil_div
 from orinllm.gpu.kernels.gemm import (
     RowProduct,
     SplitScratch,
-    group_adjacent_matrices,
+    group_matrices_by_type,
     tiled_product_launch,
 )
 from orinllm.gpu.kernels.tile import PIECE_TOKENS, Tile, choose_piece_tile
@@ -39,7 +39,7 @@ TILES = [
 class Matrix:
     """A packed matrix and its values."""
 
-    weight: Weight
+    weight: PackedMatrix
     values: Array
 
     @staticmethod
@@ -47,7 +47,7 @@ class Matrix:
         made = [random_rows(rng, type_, cols).rows for _ in range(ceil_div(rows, ROWS))]
         packed = np.concatenate(made)[:rows]
         values = quants.dequantize(packed, GGMLQuantizationType(type_.id)).astype(np.float64)
-        return Matrix(Weight(buffer(packed), type_, rows, cols), values)
+        return Matrix(PackedMatrix(buffer(packed), type_, rows, cols), values)
 
 
 def multiply(
@@ -81,7 +81,7 @@ def multiply(
     sums, arrived = buffer(np.full(2**16, np.nan, np.float32)), buffer(np.zeros(9, np.int32))
     groups = [
         tiled_product_launch(group, tile, SplitScratch(sums, arrived))
-        for group in group_adjacent_matrices(product)
+        for group in group_matrices_by_type(product)
     ]
     LaunchGraph("EMU", groups).start()
     assert not read(arrived, np.int32).any()
@@ -109,7 +109,7 @@ def test_weights_are_the_halves_that_the_gate_knows(name: str, rng: np.random.Ge
     """A token of one 1 is a column of weights, as they are multiplied."""
     type_ = NAMED[name]
     packed = random_rows(rng, type_, 256).rows
-    weight = Weight(buffer(packed), type_, len(packed), 256)
+    weight = PackedMatrix(buffer(packed), type_, len(packed), 256)
     kind = GGMLQuantizationType(type_.id)
     values = quants.dequantize(packed, kind).astype(np.float64)
     ones = np.eye(CHUNK, 256)

@@ -24,19 +24,19 @@ from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 from orinbench.measure.profiling import sass
 from orinllm.file.ggml import GgmlType, kernel_ggml_types
-from orinllm.gpu.compile_ahead import target_gpu
-from orinllm.gpu.device import open_target_device
-from orinllm.gpu.kernels.buffers import Weight
-from orinllm.gpu.kernels.encoder import (
+from orinllm.gpu.compile_ahead import checked_target_gpu
+from orinllm.gpu.device import register_null_as_target
+from orinllm.gpu.kernels.buffers import PackedMatrix
+from orinllm.gpu.kernels.gemm import RowProduct, chunk_product_launches
+from orinllm.gpu.kernels.picture_encoder import (
     PaddedColumns,
     PaddedHeads,
     encoder_norm_launch,
-    full_attention_launch,
     interpolate_rows_launch,
     pool_rows_launch,
+    range_attention_launch,
     split_heads_launch,
 )
-from orinllm.gpu.kernels.gemm import RowProduct, chunk_product_launches
 from orinllm.gpu.kernels.recurrent import (
     GateVectors,
     StatePlaces,
@@ -186,7 +186,7 @@ def recurrent_launches(tokens: int) -> list[Launch]:
 
     Of one token of each of two sequences, or of a chunk.
     """
-    device = open_target_device(target_gpu("sm_87", None))
+    device = register_null_as_target(checked_target_gpu("sm_87", None))
 
     def some(size: int, dtype: DType = dtypes.float32) -> Buffer:
         return Buffer(device, size, dtype).allocate()
@@ -239,7 +239,7 @@ def encoder_launches() -> list[Launch]:
     Heads are Qwen3-VL's, SigLIP's and Qwen2.5-VL's; tiles of products those of a large picture, a
     small one and a tiny one.
     """
-    device = open_target_device(target_gpu("sm_87", None))
+    device = register_null_as_target(checked_target_gpu("sm_87", None))
 
     def some(size: int, dtype: DType = dtypes.float32) -> Buffer:
         return Buffer(device, size, dtype).allocate()
@@ -255,7 +255,7 @@ def encoder_launches() -> list[Launch]:
         heads = PaddedHeads(16, head, 16 * head, 3 * 16 * head, 16 * head)
         three = halves, halves, halves
         found.append(split_heads_launch(three, x, x if turned else None, heads, 64))
-        found.append(full_attention_launch(halves, three, some(4, dtypes.int32), heads, 1))
+        found.append(range_attention_launch(halves, three, some(4, dtypes.int32), heads, 1))
     f16 = kernel_ggml_types()[int(GgmlType.F16)]
     for activation, rows, patches in (
         ("EXACT_GELU", 4096, 4096),
@@ -264,7 +264,7 @@ def encoder_launches() -> list[Launch]:
         ("QUICK_GELU", 4096, 4096),
         ("GELU", 4096, 4096),
     ):
-        weight, count = Weight(x, f16, rows, 1280), some(2 + patches, dtypes.int32)
+        weight, count = PackedMatrix(x, f16, rows, 1280), some(2 + patches, dtypes.int32)
         found += chunk_product_launches(
             RowProduct(
                 *("up", "ACTIVATED", (weight,), halves, halves, count),

@@ -27,14 +27,14 @@ from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.sequence import ScheduledSequence
-from orinllm.choose.hidden_states import PooledStates, pooling_of
+from orinllm.choose.pooling import PooledStates, choose_pooling
 from orinllm.cpu.program import CHUNK
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
+from orinllm.general.tinygrad_llm import UpstreamExecutor
 from orinllm.gpu.host_compiler import compiler_environment
 from orinllm.loader import Network
 from orinllm.model import ModelDescription
-from orinllm.other.tinygrad_llm import UpstreamExecutor
 
 TEXTS = ["The capital of France is Paris.", "Un café, s'il vous plaît."]
 # Keys and values of the CPU's path are 16-bit floats.
@@ -245,7 +245,7 @@ def test_memory_that_ran_out_begins_a_mean_anew() -> None:
     pool.add_states(0, rows * 100)
     pool.add_states(0, rows[:1])
     pool.add_states(1, rows[1:])
-    assert pool.vector.tolist() == pytest.approx([0.6, 0.8])
+    assert pool.unit_vector.tolist() == pytest.approx([0.6, 0.8])
     with pytest.raises(AssertionError):
         pool.add_states(5, rows)
 
@@ -259,10 +259,10 @@ def test_pooling_is_the_files_unless_it_is_asked_for(
 ) -> None:
     gguf = GGUF.open(smollm2())
     gguf.metadata.add_lazily("llama.pooling_type", lambda: kind)
-    assert pooling_of(gguf, "llama", asked) == want
+    assert choose_pooling(gguf, "llama", asked) == want
     gguf.metadata.add_lazily("llama.pooling_type", lambda: 2)
     with pytest.raises(BadInput, match="pooling_type is 2; 1 "):
-        pooling_of(gguf, "llama", None)
+        choose_pooling(gguf, "llama", None)
 
 
 def test_a_whole_text_ends_as_the_file_wants() -> None:

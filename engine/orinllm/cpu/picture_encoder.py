@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.cpu.native import core_count, load_native_code
-from orinllm.cpu.program import ENCODE, OpStruct, RunStruct, map_zeroed_memory
+from orinllm.cpu.native import compute_thread_count, load_native_code
+from orinllm.cpu.program import ENCODE, OpStruct, RunStruct, zeroed_mapping_with_address
 from orinllm.cpu.weight_layout import PACKED
 from orinllm.file.ggml import GgmlType
 from orinllm.file.gguf import GGUF
@@ -69,12 +69,12 @@ class StageStruct(ctypes.Structure):
     )
 
 
-class CpuEncoder:
+class CpuPictureEncoder:
     """Rows of tiles, on the CPU."""
 
     def __init__(self, gguf: GGUF, encoder: Encoder) -> None:
-        self._encoder, self._weights = encoder, _Tensors(gguf, encoder)
-        self._native, self._cores = load_native_code(), core_count()
+        self._encoder, self._weights = encoder, _EncoderTensors(gguf, encoder)
+        self._native, self._cores = load_native_code(), compute_thread_count()
 
     def __call__(self, tiles: Sequence[Pixels]) -> Floats:
         """Return the rows of tiles one after the other: (rows, width of the language model)."""
@@ -93,7 +93,7 @@ class CpuEncoder:
         operations = (OpStruct * len(stages))()
         for operation, stage in zip(operations, stages, strict=True):
             operation.kind, operation.stage = ENCODE, ctypes.addressof(stage)
-        held, address = map_zeroed_memory(4 * scratch * self._cores)
+        held, address = zeroed_mapping_with_address(4 * scratch * self._cores)
         progress = np.zeros((len(stages), 2), np.int32)
         run = RunStruct(scratch=address, scratch_size=scratch)
         for at in range(0, len(stages), _STAGES):
@@ -103,14 +103,14 @@ class CpuEncoder:
         del held
 
 
-class _Tensors:
+class _EncoderTensors:
     """The tensors of a file: where it is mapped, or as floats."""
 
     def __init__(self, gguf: GGUF, encoder: Encoder) -> None:
         self._gguf, self._across = gguf, encoder.across
         self._held: dict[str, Floats] = {}
 
-    def floats(self, name: str) -> Floats:
+    def tensor_floats(self, name: str) -> Floats:
         """Return a tensor's values, rows first."""
         if name not in self._held:
             values = tensor_values(self._gguf, f"{name}.weight" if name in self._across else name)
@@ -119,7 +119,7 @@ class _Tensors:
 
     def vector_address(self, name: str) -> int:
         """Return the address of a vector, or 0 if the file has none of that name."""
-        return self.floats(name).ctypes.data if name in self._gguf.tensors else 0
+        return self.tensor_floats(name).ctypes.data if name in self._gguf.tensors else 0
 
     def matrix_fields(self, name: str) -> dict[str, int]:
         """Return where a matrix lies, and how."""
@@ -130,7 +130,7 @@ class _Tensors:
             type_ = int(tensor.type) if tensor.type in PACKED else _HALVES
             width = tensor.shape[0]
         else:
-            values = self.floats(name if name in self._across else tensor.name)
+            values = self.tensor_floats(name if name in self._across else tensor.name)
             type_, width = _FLOATS, len(values)
         place = {"weights": values.ctypes.data, "row_bytes": values.nbytes // width}
         return {**place, "type": type_, "width": width}
@@ -140,7 +140,11 @@ class _TileStages:
     """The stages of a tile, and the memory that they work on. scratch: floats of a core."""
 
     def __init__(
-        self, encoder: Encoder, weights: _Tensors, arranged: PatchArrangement, patches: Floats
+        self,
+        encoder: Encoder,
+        weights: _EncoderTensors,
+        arranged: PatchArrangement,
+        patches: Floats,
     ) -> None:
         self._encoder, self._weights = encoder, weights
         self._values: dict[str, Floats] = {}
@@ -153,7 +157,7 @@ class _TileStages:
         x = self._allocate_value(X, rows, encoder.shape.width)
         x[:] = 0
         if arranged.taps is not None:
-            x[:] = interpolate_rows(weights.floats("v.position_embd.weight"), arranged.taps)
+            x[:] = interpolate_rows(weights.tensor_floats("v.position_embd.weight"), arranged.taps)
         self._blocks = [
             query_blocks_with_keys(windows, _PANEL)
             for windows in ([slice(0, rows)], arranged.windows)

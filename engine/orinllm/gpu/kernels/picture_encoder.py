@@ -103,7 +103,7 @@ def split_heads_launch(
     return replace(launch, writes=("q", "k", "v"))
 
 
-def full_attention_launch(
+def range_attention_launch(
     out: Buffer,
     halves: tuple[Buffer, Buffer, Buffer],
     ranges: Buffer,

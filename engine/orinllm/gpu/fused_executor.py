@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 
-from orinllm.choose.hidden_states import rms_normed
+from orinllm.choose.pooling import rms_normed
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.decoder import VERIFIED, Decoder, Verifier, make_token_lowering
-from orinllm.gpu.device import compile_all, multiprocessor_count
+from orinllm.gpu.decoder import VERIFIED, Decoder, GuessVerifier, make_token_lowering
+from orinllm.gpu.device import fill_compile_cache, multiprocessor_count
 from orinllm.gpu.kernels.buffers import CHUNK, MOST_SEQUENCES, PAGE
 from orinllm.gpu.kernels.recurrent import copy_states_launch
 from orinllm.gpu.kernels.tile import PIECE_TOKENS, TILE_TOKENS
 from orinllm.gpu.launch import Launch, LaunchGraph
 from orinllm.gpu.memory import LastHiddenStates, ModelMemory, read_floats, state_floats_per_slot
 from orinllm.gpu.steps.prompt import ChunkLowering, PieceLowering
-from orinllm.gpu.steps.tokens import TokenLowering, copy_ints
+from orinllm.gpu.steps.tokens import TokenLowering, write_ints
 from orinllm.network.vision.pictures import (
     mrope_positions,
     picture_places_and_rows,
@@ -55,7 +55,7 @@ def prompt_tokens_per_step(sms: int, operations: int) -> int:
     return PIECE_TOKENS if long else TILE_TOKENS * tiles
 
 
-def prompt_tokens_per_step_of(chunk: ChunkLowering) -> int:
+def model_prompt_tokens_per_step(chunk: ChunkLowering) -> int:
     """Return what `prompt_tokens_per_step` says of a model on its device."""
     operations = sum(launch.operations for launch in chunk.launches) // CHUNK
     return prompt_tokens_per_step(multiprocessor_count(chunk.memory.device), operations)
@@ -63,7 +63,7 @@ def prompt_tokens_per_step_of(chunk: ChunkLowering) -> int:
 
 def make_piece_lowering(chunk: ChunkLowering) -> PieceLowering | None:
     """Return the launches of a piece beside answers; None: those of a chunk are as good."""
-    return PieceLowering(chunk) if prompt_tokens_per_step_of(chunk) == PIECE_TOKENS else None
+    return PieceLowering(chunk) if model_prompt_tokens_per_step(chunk) == PIECE_TOKENS else None
 
 
 def _consecutive_runs(places: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
@@ -76,7 +76,7 @@ def _consecutive_runs(places: Sequence[int]) -> Iterator[tuple[int, Sequence[int
 
 
 def _compile_graph(memory: ModelMemory, launches: Sequence[Launch]) -> LaunchGraph:
-    compile_all(memory.device, [launch.cuda_source for launch in launches])
+    fill_compile_cache(memory.device, [launch.cuda_source for launch in launches])
     return LaunchGraph(memory.device, launches)
 
 
@@ -107,18 +107,20 @@ class FusedExecutor:
 
     def __init__(self, memory: ModelMemory) -> None:
         self.context = memory.context
-        self._guessed: tuple[Verifier, int] | None = None  # who computed last, from which position
+        self._guessed: tuple[GuessVerifier, int] | None = (
+            None  # who computed last, from which position
+        )
         self._how = Sampling(temperature=0)
         self._pages: tuple[int, ...] = ()
         self._slot = 0  # of the recurrent states
         self._copy: tuple[Buffer, LaunchGraph] | None = None  # of recurrent states
-        self._make_launches(memory)
+        self._reset_launches(memory)
 
-    def _make_launches(self, memory: ModelMemory) -> None:
+    def _reset_launches(self, memory: ModelMemory) -> None:
         """Make launches over a memory; those of tokens are made when they are asked for."""
         self.memory = memory
         self._decoders: dict[int, Decoder] = {}
-        self._verifiers: dict[int, Verifier] = {}
+        self._verifiers: dict[int, GuessVerifier] = {}
         self._prompt = _PromptGraphs(memory)
         self.set_pages(range(min(self.context // PAGE, memory.pages)))
 
@@ -130,7 +132,7 @@ class FusedExecutor:
         if self.memory.left is None:
             left = self.memory.allocate_last_hidden_states()
             self.wait_for_device()
-            self._make_launches(replace(self.memory, left=left))
+            self._reset_launches(replace(self.memory, left=left))
         assert self.memory.left is not None
         return self.memory.left
 
@@ -147,12 +149,7 @@ class FusedExecutor:
     @functools.cached_property
     def prompt_tokens_per_step(self) -> int:
         """Tokens of a prompt that others' next tokens wait for."""
-        return prompt_tokens_per_step_of(self._prompt.list)
-
-    @property
-    def prompt_launches(self) -> tuple[Launch, ...]:
-        """Launches of a chunk, in order."""
-        return self._prompt.list.launches + self._prompt.list.rest
+        return model_prompt_tokens_per_step(self._prompt.list)
 
     def decoder_for(self, sequences: int = 1) -> Decoder:
         """Return the launches of a token of so many sequences, 1 to MOST_SEQUENCES.
@@ -188,8 +185,8 @@ class FusedExecutor:
         self.decoder_for().set_pages([pages], [states])
         for rows, verifier in self._verifiers.items():
             verifier.set_pages([pages] * rows, [states] * rows)
-        copy_ints(self._prompt.list.table, self.memory.page_table_row(pages))
-        copy_ints(self._prompt.list.slots, [states])
+        write_ints(self._prompt.list.table, self.memory.page_table_row(pages))
+        write_ints(self._prompt.list.slots, [states])
 
     def start_state_copy(self, source: int, target: int) -> None:
         """Start a copy of a slot's recurrent states to another; checkpoints are behind the slots.
@@ -201,9 +198,9 @@ class FusedExecutor:
             which = self.memory.zeroed_ints(2)
             stride = state_floats_per_slot(self.memory.config)
             launch = copy_states_launch(self.memory.states, stride, which)
-            compile_all(self.memory.device, [launch.cuda_source])
+            fill_compile_cache(self.memory.device, [launch.cuda_source])
             self._copy = which, LaunchGraph(self.memory.device, [launch])
-        copy_ints(self._copy[0], [source, target])
+        write_ints(self._copy[0], [source, target])
         self._copy[1].start()
 
     def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
@@ -224,10 +221,10 @@ class FusedExecutor:
 
     @property
     def has_piece_launches(self) -> bool:
-        """Say whether `fill_piece` has launches of its own, and compile them."""
+        """Say whether `fill_cache_with_piece` has launches of its own, and compile them."""
         return self._prompt.piece_with_graph is not None
 
-    def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_cache_with_piece(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Do as `fill_cache` for `beside` tokens at most, by tiles that so few are enough for.
 
         Their sums are added in another order than those of `fill_cache`.
@@ -246,10 +243,10 @@ class FusedExecutor:
     ) -> None:
         (chunk, graph), tokens = prompt, text[start:end]
         if chunk.turns is not None:
-            copy_ints(chunk.turns, mrope_positions(text, start, end).T.reshape(-1).tolist())
-        copy_ints(chunk.chunk, [start, len(tokens), *(max(token, -1) for token in tokens)])
+            write_ints(chunk.turns, mrope_positions(text, start, end).T.reshape(-1).tolist())
+        write_ints(chunk.chunk, [start, len(tokens), *(max(token, -1) for token in tokens)])
         if chunk.ahead is not None:
-            copy_ints(chunk.ahead, picture_rows_left_by_token(tokens))
+            write_ints(chunk.ahead, picture_rows_left_by_token(tokens))
         if any(token < 0 for token in tokens):
             self._copy_picture_rows(chunk, tokens)
         graph.start()
@@ -265,7 +262,7 @@ class FusedExecutor:
                 part = np.ascontiguousarray(own[:, index * width : (index + 1) * width], np.float32)
                 view.ensure_allocated().copyin(part.data.cast("B"))
 
-    def watch_layers(self, seen: Seen | None) -> None:
+    def watch_layer_inputs(self, seen: Seen | None) -> None:
         """Tell `seen` what each layer is given from now on, and what the last one leaves.
 
         Of one sequence's tokens, whose launches go one by one. Pieces and chunks leave out the
@@ -358,25 +355,25 @@ class FusedExecutor:
         """Compute neighbours from `position` on; return the token that follows each.
 
         The sampling must have no penalties: those would depend on the tokens before. `behind` is
-        that of `start_step`. `set_states_after_first` follows.
+        that of `start_step`. `set_states_after_accepted` follows.
         """
         if len(tokens) == 1:
             self.start_step(tokens[0], position, behind)
             return [self.wait_for_token()]
         rows = min(size for size in VERIFIED if size >= len(tokens))
         if rows not in self._verifiers:
-            made = self._verifiers[rows] = Verifier(self.memory, rows)
+            made = self._verifiers[rows] = GuessVerifier(self.memory, rows)
             made.set_pages([self._pages] * rows, [self._slot] * rows)
             for row in range(rows):
                 made.set_sampling(row, self._how)
         self._guessed = self._verifiers[rows], position
         return self._verifiers[rows].tokens_after_each(tokens, position, behind)
 
-    def set_states_after_first(self, n: int) -> None:
+    def set_states_after_accepted(self, n: int) -> None:
         """Take recurrent states behind the first n tokens of the last `tokens_after_each`."""
         if self._guessed is not None:
             verifier, position = self._guessed
-            verifier.set_states_after_first(position, n)
+            verifier.set_states_after_accepted(position, n)
             self._guessed = None
 
     def wait_for_token(self) -> int:

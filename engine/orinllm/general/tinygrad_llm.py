@@ -4,6 +4,7 @@ It is for networks that have no other path here, and for `--path general`.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,8 @@ class UpstreamExecutor:
         self._model, _ = Transformer.from_gguf(Tensor(gguf.files[0], device=device), max_context)
         _check_tensor_names(gguf, config, set(get_state_dict(self._model)))
         self._start = UOp.variable("start", 0, max(1, max_context - 1))
-        self._step, self._state = TinyJit(self._next_logits), TinyJit(self._last_hidden_state)
+        self._step = TinyJit(partial(logits_after_token, self._model))
+        self._state = TinyJit(partial(_last_hidden_state, self._model))
         self._length = 0
 
     @property
@@ -60,19 +62,15 @@ class UpstreamExecutor:
         Raises BadInput where they do not fit the context, and where a recurrent state would have
         to go back: `start` is 0 or where the sequence ends.
         """
-        self._check_context_room(len(tokens), start)
+        self._require_context_room(len(tokens), start)
         return self._run_tokens(self._step, tokens, start)[-1]
-
-    def decode(self, token: int, position: int) -> Floats:
-        """Append one token at `position`; return the logits after it."""
-        return self.prefill([token], position)
 
     def prefill_for_hidden_states(self, tokens: Sequence[int], start: int) -> Floats:
         """Append tokens; return what the last norm makes of each: (tokens, width)."""
-        self._check_context_room(len(tokens), start)
+        self._require_context_room(len(tokens), start)
         return np.stack(self._run_tokens(self._state, tokens, start, every=True))
 
-    def _check_context_room(self, n: int, start: int) -> None:
+    def _require_context_room(self, n: int, start: int) -> None:
         if not 0 < n <= self.context - start:
             raise context_overflow_error(n, start, self.context)
 
@@ -92,12 +90,6 @@ class UpstreamExecutor:
                 found.append(row.numpy())
         self._length = start + len(tokens)
         return found
-
-    def _next_logits(self, tokens: Tensor, start: UOp) -> Tensor:
-        return next_logits(self._model, tokens, start)
-
-    def _last_hidden_state(self, tokens: Tensor, start: UOp) -> Tensor:
-        return _normed_states(self._model, tokens, start).float().reshape(-1).contiguous()
 
 
 def reason_unsupported(gguf: GGUF, config: Config) -> str | None:
@@ -123,7 +115,7 @@ def reason_unsupported(gguf: GGUF, config: Config) -> str | None:
     return None
 
 
-def next_logits(model: Any, token: Tensor, start: UOp) -> Tensor:
+def logits_after_token(model: Any, token: Tensor, start: UOp) -> Tensor:
     """Return what follows one token (1, 1) at `start` in a Transformer: logits (vocabulary)."""
     logits: Tensor = model.output(_normed_states(model, token, start)).float().reshape(-1)
     return logits.contiguous()
@@ -141,6 +133,10 @@ def _normed_states(model: Any, tokens: Tensor, start: UOp) -> Tensor:
         x = block(x, start)
     normed: Tensor = model.output_norm(x)
     return normed
+
+
+def _last_hidden_state(model: Any, token: Tensor, start: UOp) -> Tensor:
+    return _normed_states(model, token, start).float().reshape(-1).contiguous()
 
 
 def _check_tensor_names(gguf: GGUF, config: Config, known: set[str]) -> None:

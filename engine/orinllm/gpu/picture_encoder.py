@@ -11,10 +11,10 @@ from tinygrad.dtype import DType
 
 from orinllm.file.ggml import GgmlType, kernel_ggml_types
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import compile_all, reason_unsupported
-from orinllm.gpu.kernels.buffers import Weight, round_up
-from orinllm.gpu.kernels.encoder import PaddedColumns
+from orinllm.gpu.device import fill_compile_cache, reason_unsupported
+from orinllm.gpu.kernels.buffers import PackedMatrix, round_up
 from orinllm.gpu.kernels.gemm import COLUMN_STEP, tiles_of_product
+from orinllm.gpu.kernels.picture_encoder import PaddedColumns
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import GPU_ONLY
 from orinllm.gpu.steps.picture import PictureLowering
@@ -41,7 +41,7 @@ def reason_not_fused(encoder: Encoder, device: str) -> str | None:
     return None
 
 
-class FusedEncoder:
+class FusedPictureEncoder:
     """Rows of tiles, on a tinygrad device. Matrices are loaded with the first picture.
 
     empty: nothing is in the buffers of matrices.
@@ -59,7 +59,7 @@ class FusedEncoder:
 
     def prepare_for_rows(self, most: int) -> None:
         """Take what tiles of up to so many rows need: memory, and the kernels of all sizes."""
-        compile_all(
+        fill_compile_cache(
             self._device, [launch.cuda_source for launch in self.launches_of_all_sizes(most)]
         )
 
@@ -68,7 +68,7 @@ class FusedEncoder:
 
         Tiles differ in products, whose blocks are by their number of rows (kernels/tile.py).
         """
-        largest = self._picture_lowering(*self._patch_grid(most))
+        largest = self._find_or_make_lowering(*self._patch_grid_for_rows(most))
         yield from largest.launches
         if self._encoder.free is None:
             return
@@ -83,29 +83,29 @@ class FusedEncoder:
                 for key, product in different.items()
             }
             if not tiles <= known and known:
-                yield from self._make_picture_lowering(*self._patch_grid(n)).launches
+                yield from self._make_picture_lowering(*self._patch_grid_for_rows(n)).launches
             known |= tiles
 
     def weight_and_tile_bytes(self, most: int) -> tuple[int, int]:
         """Return bytes: of the weights, and of what tiles of up to `most` rows take."""
-        launches = self._picture_lowering(*self._patch_grid(most)).launches
+        launches = self._find_or_make_lowering(*self._patch_grid_for_rows(most)).launches
         bases = {id(a.buffer.base): a.buffer.base for launch in launches for a in launch.arguments}
         weights, room = self._weights.n_bytes, self._room.n_bytes
         other = sum(base.nbytes for base in bases.values()) - weights - room
         return weights, room + _SHAPES_KEPT * other
 
-    def _patch_grid(self, rows: int) -> tuple[int, int]:
+    def _patch_grid_for_rows(self, rows: int) -> tuple[int, int]:
         """Return a tile's grid of patches: of a tile of any size one that makes so many rows."""
         side, merge = self._encoder.shape.patches_per_side, self._encoder.merge
         return (side, side) if self._encoder.free is None else (merge, merge * rows)
 
     def _encode_tile(self, tile: Pixels) -> Floats:
-        launches = self._picture_lowering(
+        launches = self._find_or_make_lowering(
             *(side // self._encoder.shape.patch for side in tile.shape[:2])
         )
         return launches.encode_patches(normed_patches(self._encoder, tile))
 
-    def _picture_lowering(self, rows: int, columns: int) -> PictureLowering:
+    def _find_or_make_lowering(self, rows: int, columns: int) -> PictureLowering:
         """Return the launches of a shape. Those of few are kept, in room for the largest."""
         shape = rows, columns
         if rows * columns > self._room.patches:
@@ -152,7 +152,7 @@ class PictureWeights:
 
     def __init__(self, gguf: GGUF, device: str, empty: bool) -> None:
         self.tensors, self._gguf, self.device, self._empty = gguf.tensors, gguf, device, empty
-        self._matrices: dict[tuple[str, bool], Weight] = {}
+        self._matrices: dict[tuple[str, bool], PackedMatrix] = {}
         self._vectors: dict[str, Buffer] = {}
 
     @property
@@ -163,7 +163,7 @@ class PictureWeights:
 
     def matrix(
         self, name: str, columns: PaddedColumns, packed: bool, across: bool = False
-    ) -> Weight:
+    ) -> PackedMatrix:
         """Return a matrix: `packed` as it lies in the file, where that has no gaps; else halves.
 
         across: the file has it as (in_features, out_features).
@@ -178,15 +178,15 @@ class PictureWeights:
             rows = round_up(tensor.shape[1 if across else 0], COLUMN_STEP)
             size = rows * columns.total_columns // type_.block_values * type_.block_bytes
             buffer = Buffer(self.device, size, dtypes.uint8).allocate()
-            self._matrices[name, packed] = Weight(buffer, type_, rows, columns.total_columns)
+            self._matrices[name, packed] = PackedMatrix(buffer, type_, rows, columns.total_columns)
             if not self._empty:
-                raw = self._matrix_bytes(name, columns, lies, across)
+                raw = self._read_matrix_bytes(name, columns, lies, across)
                 filled = np.zeros((rows, raw.shape[1]), np.uint8)
                 filled[: len(raw)] = raw
                 buffer.copyin(filled.reshape(-1).data)
         return self._matrices[name, packed]
 
-    def _matrix_bytes(
+    def _read_matrix_bytes(
         self, name: str, columns: PaddedColumns, lies: bool, across: bool
     ) -> NDArray[np.uint8]:
         """Return a matrix's bytes, rows first: `lies`: as in the file; else as halves."""

@@ -15,7 +15,7 @@ Pooling = Literal["mean", "last"]
 _OF_FILE: dict[int, Pooling] = {1: "mean", 3: "last"}
 
 
-def pooling_of(gguf: GGUF, architecture: str, asked: Pooling | None) -> Pooling:
+def choose_pooling(gguf: GGUF, architecture: str, asked: Pooling | None) -> Pooling:
     """Return the pooling that is asked for, else the file's, else the mean.
 
     Raises BadInput for a file that wants another one.
@@ -56,7 +56,7 @@ class PooledStates:
         self._sum, self._n = self._sum + rows.sum(0, np.float64), start + len(rows)
 
     @property
-    def vector(self) -> Floats:
+    def unit_vector(self) -> Floats:
         """The vector, of length 1: (width)."""
         length = np.linalg.norm(self._sum)
         return (self._sum / (length or 1)).astype(np.float32)

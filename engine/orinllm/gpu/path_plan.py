@@ -42,7 +42,7 @@ _FLOATS = (".ffn_gate_inp.weight",)
 _SMALL = 1 << 20
 
 
-def make_plan(gguf: GGUF, config: Config, device: str, kv: KvCacheType = F16) -> PathPlan:
+def make_path_plan(gguf: GGUF, config: Config, device: str, kv: KvCacheType = F16) -> PathPlan:
     """Plan a model for a tinygrad device such as "CUDA" or "NV"; `kv` is of keys and values."""
     why = reason_unsupported(device)
     obstacles = (
@@ -71,11 +71,11 @@ def _weight_bytes_and_layout(gguf: GGUF, config: Config, path: str) -> tuple[int
     if path != "cpu":
         size = sum(t.n_bytes for name, t in gguf.tensors.items() if config.owns_tensor(name))
         return size, "they lie in the file"
-    from orinllm.cpu.weight_layout import lies_in_file, weight_bytes
+    from orinllm.cpu.weight_layout import is_read_in_place, model_weight_bytes
 
     matrices = [tensor for tensor in gguf.tensors.values() if len(tensor.shape) > 1]
-    return weight_bytes(gguf, config), (
-        "they lie in the file" if all(map(lies_in_file, matrices)) else "16-bit floats in part"
+    return model_weight_bytes(gguf, config), (
+        "they lie in the file" if all(map(is_read_in_place, matrices)) else "16-bit floats in part"
     )
 
 
@@ -177,7 +177,7 @@ def _matrix_obstacle(tensor: TensorInfo, device: str) -> str | None:
     return None
 
 
-def check_tensor_types(gguf: GGUF) -> None:
+def require_known_types(gguf: GGUF) -> None:
     """Raise BadInput for a tensor whose type no path of the engine reads."""
     known = {int(t) for t in (*kernel_ggml_types(), GgmlType.F32)}
     for tensor in gguf.tensors.values():
