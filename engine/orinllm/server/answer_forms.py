@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 
 from orinllm.batching.sequence import TokenConstraint
 from orinllm.errors import BadInput
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.server.errors import invalid_error
 from orinllm.server.fields import IgnoredFields
 from orinllm.server.protocols.common import AnswerShape, ChatRequest
@@ -37,7 +37,7 @@ class AnswerForm:
 
 
 def make_constraint(
-    engine: Engine, form: AnswerForm, min_tokens: int, ends: frozenset[int]
+    engine: ServedModel, form: AnswerForm, min_tokens: int, ends: frozenset[int]
 ) -> TokenConstraint | None:
     """Return what holds one answer to a form, and keeps it from an end before `min_tokens`."""
     found: TokenConstraint | None = None
@@ -46,7 +46,7 @@ def make_constraint(
     return MinTokensConstraint(min_tokens, ends, engine.vocab_size, found) if min_tokens else found
 
 
-def make_matcher(engine: Engine, shape: AnswerShape, notes: IgnoredFields) -> LLMatcher:
+def make_matcher(engine: ServedModel, shape: AnswerShape, notes: IgnoredFields) -> LLMatcher:
     """Return the matcher of a form that is asked for; raises ApiError for one that cannot be."""
 
     def loose(path: str) -> None:
@@ -62,7 +62,7 @@ def make_matcher(engine: Engine, shape: AnswerShape, notes: IgnoredFields) -> LL
 
 
 def chat_form(
-    engine: Engine, template: ChatTemplate, request: ChatRequest, variables: Mapping[str, Any]
+    engine: ServedModel, template: ChatTemplate, request: ChatRequest, variables: Mapping[str, Any]
 ) -> AnswerForm:
     """Return the form of a chat's answers, which has a shape or tools."""
     tools, forced = list(request.tools.tools) or None, request.tools.forced

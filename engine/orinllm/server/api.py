@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orinllm.errors import escape_unprintable
 from orinllm.server.choices import ChoiceEvent
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.server.errors import ApiError
 from orinllm.server.fields import Fields, IgnoredFields, client_identity, read_request
 from orinllm.server.jobs import (
@@ -195,7 +195,7 @@ class OpenAiApi:
     async def _add_prompt_scores(
         self,
         request: Request,
-        engine: Engine,
+        engine: ServedModel,
         common: CommonFields,
         run: RequestJob,
         answer: OpenAiAnswer,
@@ -237,7 +237,7 @@ class OpenAiApi:
     async def _stream_or_json_reply(
         self,
         request: Request,
-        engine: Engine,
+        engine: ServedModel,
         common: CommonFields,
         run: RequestJob,
         answer: Answer,
@@ -250,7 +250,7 @@ class OpenAiApi:
         )
         return self.json_reply(found, common.notes)
 
-    def engine_of_model(self, name: str | None) -> Engine:
+    def engine_of_model(self, name: str | None) -> ServedModel:
         """Return the model of a name, which need not be said; raises ApiError where it is none."""
         engine = self.model_thread.engine
         if name not in (None, self.name):

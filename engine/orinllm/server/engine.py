@@ -43,7 +43,7 @@ from orinllm.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Engine:
+class ServedModel:
     """A model that answers."""
 
     tokenizer: Tokenizer
@@ -76,7 +76,9 @@ def read_description_and_template(
         raise BadInput(f"--chat-template {options.template}: {why}") from None
 
 
-def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say_nothing) -> Engine:
+def load_engine(
+    options: EngineOptions, watch: SchedulerObserver, say: Say = say_nothing
+) -> ServedModel:
     """Load a model; what raises is BadInput, or the device's own."""
     description, template = read_description_and_template(options)
     network = description.network
@@ -110,7 +112,7 @@ def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say
     description.tokenizer.longest_token_byte_count  # noqa: B018  (looked up once, and not by the first request)
     size = network.config.vocab_size
     scheduler = Scheduler(runner, store, watch, options.queue, reserve=options.deterministic)
-    return Engine(
+    return ServedModel(
         description.tokenizer,
         template,
         GrammarCompiler(description.tokenizer, size),

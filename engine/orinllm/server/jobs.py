@@ -17,7 +17,7 @@ from orinllm.server.choices import (
     ForcedCallChoice,
     TextChoice,
 )
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.server.errors import ApiError, invalid_error, too_long_error, unsupported_error
 from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
 from orinllm.server.protocols.request_pictures import with_fetched_pictures
@@ -49,7 +49,7 @@ class RequestJob:
 
 
 def make_chat_job(
-    engine: Engine, request: ChatRequest, client: str, post: EventBridge
+    engine: ServedModel, request: ChatRequest, client: str, post: EventBridge
 ) -> RequestJob:
     """Return a chat's sequences; raises ApiError for what cannot be."""
     _refuse_beyond_queue(engine, 1, request.common.n)
@@ -74,13 +74,13 @@ def make_chat_job(
     return _make_job(engine, request.common, [ids], "messages", client, (form, choice, post))
 
 
-def tokens_of_chat(engine: Engine, request: ChatRequest) -> list[int]:
+def tokens_of_chat(engine: ServedModel, request: ChatRequest) -> list[int]:
     """Return a chat's prompt; raises ApiError for what cannot be."""
     return _template_tokens_and_variables(engine, request)[1]
 
 
 def _template_tokens_and_variables(
-    engine: Engine, request: ChatRequest
+    engine: ServedModel, request: ChatRequest
 ) -> tuple[ChatTemplate, list[int], dict[str, Any]]:
     """Return a chat's template, its prompt, and what the template was told beside messages."""
     template = engine.template
@@ -100,7 +100,7 @@ def _template_tokens_and_variables(
 
 
 def _tokens_of_rendered(
-    engine: Engine, template: ChatTemplate, rendered: GuardedPrompt
+    engine: ServedModel, template: ChatTemplate, rendered: GuardedPrompt
 ) -> list[int]:
     """Return a chat's tokens; what cannot fit, as tools of megabytes, is not cut into tokens."""
     refuse_long_text(engine, rendered.text, "messages")
@@ -108,7 +108,7 @@ def _tokens_of_rendered(
 
 
 def make_completion_job(
-    engine: Engine, request: CompletionRequest, client: str, post: EventBridge
+    engine: ServedModel, request: CompletionRequest, client: str, post: EventBridge
 ) -> RequestJob:
     """Return a completion's sequences; raises ApiError for what cannot be."""
     _refuse_beyond_queue(engine, len(request.prompts), request.common.n)
@@ -125,7 +125,7 @@ def make_completion_job(
     return _make_job(engine, request.common, prompts, "prompt", client, (form, choice, post))
 
 
-def tokens_for_tokenize(engine: Engine, asked: TokenizeRequest) -> list[int]:
+def tokens_for_tokenize(engine: ServedModel, asked: TokenizeRequest) -> list[int]:
     """Return what /tokenize is asked for; raises ApiError."""
     if isinstance(asked.prompt, str):
         return tokens_of_prompt(engine, asked.prompt, asked.add_special, asked.parse_special)
@@ -143,13 +143,13 @@ def tokens_for_tokenize(engine: Engine, asked: TokenizeRequest) -> list[int]:
         raise ApiError(400, str(error), param="messages") from None
 
 
-def text_of_tokens(engine: Engine, tokens: Sequence[int]) -> str:
+def text_of_tokens(engine: ServedModel, tokens: Sequence[int]) -> str:
     """Return what /detokenize is asked for; raises ApiError."""
     refuse_unknown_tokens(engine, tokens, "tokens")
     return engine.tokenizer.decode(tokens, special=True)
 
 
-def refuse_unknown_tokens(engine: Engine, tokens: Sequence[int], param: str) -> None:
+def refuse_unknown_tokens(engine: ServedModel, tokens: Sequence[int], param: str) -> None:
     """Refuse numbers that are no tokens."""
     for token in tokens:
         if not 0 <= token < engine.tokenizer.vocab_size:
@@ -158,7 +158,10 @@ def refuse_unknown_tokens(engine: Engine, tokens: Sequence[int], param: str) -> 
 
 
 def tokens_of_prompt(
-    engine: Engine, prompt: str | Sequence[int], add_special: bool = True, special: bool = False
+    engine: ServedModel,
+    prompt: str | Sequence[int],
+    add_special: bool = True,
+    special: bool = False,
 ) -> list[int]:
     """Return a prompt's tokens. special: names of control tokens in it are those tokens."""
     tokenizer = engine.tokenizer
@@ -174,14 +177,14 @@ def tokens_of_prompt(
         raise invalid_error("prompt", str(error)) from None
 
 
-def refuse_long_text(engine: Engine, text: str, param: str) -> None:
+def refuse_long_text(engine: ServedModel, text: str, param: str) -> None:
     """Refuse a text that cannot fit: to count the tokens of megabytes would take seconds."""
     least = len(text.encode(errors="replace")) // engine.tokenizer.longest_token_byte_count
     if least + (param != "input") > engine.context:
         raise too_long_error(least, engine.context, param, least=True)
 
 
-def _refuse_long_messages(engine: Engine, messages: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_long_messages(engine: ServedModel, messages: Sequence[Mapping[str, Any]]) -> None:
     for message in messages:
         text = message["content"]
         if not isinstance(text, str):
@@ -189,7 +192,7 @@ def _refuse_long_messages(engine: Engine, messages: Sequence[Mapping[str, Any]])
         refuse_long_text(engine, text, "messages")
 
 
-def _refuse_beyond_queue(engine: Engine, n_prompts: int, n: int) -> None:
+def _refuse_beyond_queue(engine: ServedModel, n_prompts: int, n: int) -> None:
     """Refuse a request that would never fit into the queue: to try again would not help."""
     most = engine.scheduler.most_queued_and_running
     if n_prompts * n > most:
@@ -199,7 +202,7 @@ def _refuse_beyond_queue(engine: Engine, n_prompts: int, n: int) -> None:
         )
 
 
-def submit_job(engine: Engine, run: RequestJob, goes_on: bool = False) -> None:
+def submit_job(engine: ServedModel, run: RequestJob, goes_on: bool = False) -> None:
     """Queue a request, or what comes next of one; raises ApiError where the queue is full."""
     try:
         engine.scheduler.submit(run.sequences, goes_on)
@@ -222,7 +225,7 @@ def stopping_error() -> ApiError:
 
 
 def _make_job(
-    engine: Engine,
+    engine: ServedModel,
     common: CommonFields,
     prompts: list[list[int]],
     param: str,

@@ -11,7 +11,7 @@ from orinllm.batching.sequence import SchedulerObserver
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.server.choices import EventBridge
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.server.errors import ApiError
 from orinllm.server.jobs import stopping_error
 from orinllm.server.metrics import Metrics
@@ -47,13 +47,13 @@ class ModelThread:
     """
 
     def __init__(
-        self, load: Callable[[SchedulerObserver], Engine], watchdog: SystemdWatchdog
+        self, load: Callable[[SchedulerObserver], ServedModel], watchdog: SystemdWatchdog
     ) -> None:
         self.metrics, self._watchdog = Metrics(), watchdog
-        self.on_loaded: Callable[[Engine], None] = lambda engine: None
+        self.on_loaded: Callable[[ServedModel], None] = lambda engine: None
         self.on_failure: Callable[[str, bool], None] = lambda why, mendable: None
         self._load = load
-        self._engine: Engine | None = None
+        self._engine: ServedModel | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._post: EventBridge | None = None
         self._stopping = False
@@ -72,7 +72,7 @@ class ModelThread:
         return self._post
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> ServedModel:
         """The model; raises ApiError while there is none."""
         if self._stopping:
             raise stopping_error()

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from orinllm.server.api import OpenAiApi
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.server.fields import Fields, read_request
 from orinllm.server.jobs import tokens_of_chat
 from orinllm.server.protocols import ollama
@@ -130,7 +130,7 @@ class OtherApis:
         more = {"modelfile": "", "parameters": "", "template": source, "capabilities": can}
         return JSONResponse({**more, **self._model_details(engine), "model_info": info})
 
-    def _model_details(self, engine: Engine) -> dict[str, Any]:
+    def _model_details(self, engine: ServedModel) -> dict[str, Any]:
         details = {
             "format": "gguf",
             "family": engine.file.family,

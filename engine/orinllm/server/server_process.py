@@ -19,7 +19,7 @@ from orinllm.batching.sequence import SchedulerObserver
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.server.app import make_app
-from orinllm.server.engine import Engine, load_engine, read_description_and_template
+from orinllm.server.engine import ServedModel, load_engine, read_description_and_template
 from orinllm.server.model_thread import ModelThread, SystemdWatchdog
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.web.connection import CLIENT_SECONDS, LimitedConnection
@@ -214,11 +214,11 @@ class _ServerProcess:
             os._exit(self._code)
         return self._code
 
-    def _load_engine(self, watch: SchedulerObserver) -> Engine:
+    def _load_engine(self, watch: SchedulerObserver) -> ServedModel:
         self._model_thread.metrics.start_measuring_energy()
         return load_engine(self._options, watch, lambda text: tell_systemd(f"STATUS={text}"))
 
-    def _on_loaded(self, engine: Engine) -> None:
+    def _on_loaded(self, engine: ServedModel) -> None:
         self._tell(f"{engine.description}: {self._url}")
         tell_systemd(f"READY=1\nSTATUS={engine.description}")
         self._settled.set()

@@ -22,7 +22,7 @@ from httpx._transports import default as transports
 
 from orinllm.batching.sequence import SchedulerObserver
 from orinllm.server.app import make_app
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.server.model_thread import ModelThread, SystemdWatchdog
 from orinllm.server.options import HttpOptions
 from orinllm.server.web.connection import LimitedConnection
@@ -44,7 +44,7 @@ class Live:
     failures: list[str] = field(default_factory=list)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> ServedModel:
         return self.model_thread.engine
 
     def client(self) -> openai.OpenAI:
@@ -77,7 +77,7 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def live(
-    load: Callable[[SchedulerObserver], Engine], wait: bool = True, **options: Any
+    load: Callable[[SchedulerObserver], ServedModel], wait: bool = True, **options: Any
 ) -> Iterator[Live]:
     """Serve an engine on a thread's event loop; `wait` until it is loaded."""
     http = HttpOptions("127.0.0.1", 0, **options)

@@ -15,7 +15,7 @@ from tests.engine.server.test_clients import connect, post, runner
 from tests.engine.server.toy import toy
 
 from orinllm.server.choices import Choice, ChoiceEvent, ForcedCallChoice
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.server.jobs import RequestJob, submit_job
 from orinllm.server.web import page
 from orinllm.text.answer import Delta
@@ -130,7 +130,7 @@ def test_each_key_address_and_user_has_its_own_line(
 ) -> None:
     lines = list[str]()
 
-    def kept(engine: Engine, run: RequestJob, goes_on: bool = False) -> None:
+    def kept(engine: ServedModel, run: RequestJob, goes_on: bool = False) -> None:
         lines.append(run.sequences[0].client)
         submit_job(engine, run, goes_on)
 

@@ -11,7 +11,7 @@ from tests.engine.server.toy import description
 from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.scheduler import Scheduler
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.text.grammar import GrammarCompiler
 
 PAGES, VOCABULARY, WIDTH = 10, 1019, 64
@@ -22,12 +22,12 @@ def test_only_near_ties_depend_on_others(emulated: Load, synthetic: Synthetic) -
     executor = emulated(synthetic("tiny", "Q8_0"), context=64, pages=PAGES)
     words = description()
 
-    def load(watch: Any, deterministic: bool) -> Engine:
+    def load(watch: Any, deterministic: bool) -> ServedModel:
         runner = FusedRunner(executor, 4, deterministic)
         scheduler = Scheduler(runner, SharedPageStore(PAGES), watch, 64, deterministic)
         grammars = GrammarCompiler(words.tokenizer, words.network.config.vocab_size)
         sizes = (64, VOCABULARY, WIDTH)
-        return Engine(words.tokenizer, None, grammars, scheduler, *sizes, "mean", "emulated")
+        return ServedModel(words.tokenizer, None, grammars, scheduler, *sizes, "mean", "emulated")
 
     def found(deterministic: bool) -> Found:
         with live(lambda watch: load(watch, deterministic)) as server:

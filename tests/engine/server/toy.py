@@ -22,7 +22,7 @@ from orinllm.choose.pooling import Pooling
 from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, fulfil_draw_request
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.model import ModelDescription
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.text.grammar import GrammarCompiler
 from orinllm.text.template import ChatTemplate
 
@@ -173,7 +173,7 @@ def toy(
     step_seconds: float = 0.0,
     reserve: bool = False,
     pooling: Pooling = "mean",
-) -> Callable[[SchedulerObserver], Engine]:
+) -> Callable[[SchedulerObserver], ServedModel]:
     """Return what makes an engine of the toy."""
     words = description()
     ends = sorted(words.tokenizer.end_ids)
@@ -182,14 +182,14 @@ def toy(
         assert script is not None
         return script[index] if index < len(script) else ends[0]
 
-    def load(watch: SchedulerObserver) -> Engine:
+    def load(watch: SchedulerObserver) -> ServedModel:
         size = words.network.config.vocab_size
         runner = ToyRunner(slots, pages, size, step_seconds=step_seconds)
         runner.script = None if script is None else said
         scheduler = Scheduler(runner, SharedPageStore(pages), watch, queue, reserve)
         chat = words.template if template is None else ChatTemplate(template, words.tokenizer)
         grammars = GrammarCompiler(words.tokenizer, size)
-        return Engine(
+        return ServedModel(
             words.tokenizer, chat, grammars, scheduler, context, size, 3, pooling, "a toy"
         )
 

@@ -13,7 +13,7 @@ from orinllm.choose.pooling import PooledStates
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.server.choices import EndSink, EventBridge
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.server.errors import (
     ApiError,
     invalid_error,
@@ -61,7 +61,7 @@ class EmbeddingsAnswer:
     """Makes one request's answer, text by text, each in the queue's turn."""
 
     def __init__(
-        self, engine: Engine, asked: EmbeddingRequest, client: str, post: EventBridge
+        self, engine: ServedModel, asked: EmbeddingRequest, client: str, post: EventBridge
     ) -> None:
         self._engine, self._asked, self._post = engine, asked, post
         self._client = asked.client or client

@@ -12,7 +12,7 @@ import numpy as np
 from orinllm.batching.sequence import ScheduledSequence
 from orinllm.choose.sampling import Logprobs, Sampling, Words
 from orinllm.server.choices import ChoiceEvent, EndSink, EventBridge
-from orinllm.server.engine import Engine
+from orinllm.server.engine import ServedModel
 from orinllm.server.errors import sequence_failed_error
 from orinllm.server.jobs import RequestJob, submit_job
 from orinllm.server.protocols.common import CommonFields
@@ -23,7 +23,7 @@ class PromptScores:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ServedModel,
         common: CommonFields,
         prompts: Sequence[Sequence[int]],
         post: EventBridge,
