@@ -160,7 +160,7 @@ class EndlessWaits:
             source = f" ({instr.source[0]}:{instr.source[1]})" if instr.source else ""
             told[key] = (
                 f"{launch.thread_text(block, thread)}{{more}}: waiting at PTX line "
-                f"{instr.line}: {instr.text}{source} for {_word_text(st, chr(space), where)}"
+                f"{instr.line}: {instr.text}{source} for {_memory_word_text(st, chr(space), where)}"
             )
         also = {key: f" and {n - 1} more" if n > 1 else "" for key, n in more.items()}
         what = "sync: deadlock: all threads that are left wait for what none of them changes; "
@@ -171,7 +171,7 @@ class EndlessWaits:
         return self.run.sync_fault(what, instrs[looks[0][0]])
 
 
-def _word_text(st: ChunkState, space: str, where: int) -> str:
+def _memory_word_text(st: ChunkState, space: str, where: int) -> str:
     """A word of memory and what it is in."""
     launch = st.launch
     if space == "s":

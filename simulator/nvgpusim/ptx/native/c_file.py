@@ -21,7 +21,7 @@ def c_source(code: KernelCode) -> str:
     lines.append(f"#define HITS {max(1, code.frame.hits)}")
     lines.append("#define ticks (c->ticks + c->later + c->instructions + count - counted)")
     lines += _chain_function(code)
-    lines += _driver_function(code)
+    lines += _run_function(code)
     return "\n".join(lines) + "\n"
 
 
@@ -50,7 +50,7 @@ def _register_memory_expression(code: KernelCode, index: int) -> str:
     return f"c->reg[{code.kept.index(index)}]" if index in code.kept else "0"
 
 
-def _driver_case(code: KernelCode, n: int) -> str:
+def _run_case(code: KernelCode, n: int) -> str:
     """A case of the driver: the store, or what the lanes do together, that is block n."""
     instr = code.blocks[n].instrs[0]
     head = f"case {n}: c->at = {code.frame.numbers[id(instr)]};"
@@ -287,7 +287,7 @@ def _may_write_shared(code: KernelCode, n: int) -> bool:
     return code.blocks[n].kind == GROUP and code.blocks[n].instrs[0].op in writers
 
 
-def _driver_function(code: KernelCode) -> Lines:
+def _run_function(code: KernelCode) -> Lines:
     """The whole group while it stays together.
 
     0: the first instruction of block `entry` cannot go on, or somebody has to look at it, 1: all
@@ -299,7 +299,7 @@ def _driver_function(code: KernelCode) -> Lines:
     calm = ", ".join(map(str, _writeless_barrier_flags(code))) if watched else ""
     tables = f"static const uint8_t calm[] = {{{calm}}};"
     cross = "c->whole && cross(c, calm[c->entry])" if watched else "c->whole"
-    together = [_driver_case(code, n) for n, b in enumerate(blocks) if b.kind in (STORE, GROUP)]
+    together = [_run_case(code, n) for n, b in enumerate(blocks) if b.kind in (STORE, GROUP)]
     return [
         f"enum {{ END = {len(blocks)}, STORE = {STORE}, BARRIER = {BARRIER}, EVENT = {EVENT}, "
         f"GROUP = {GROUP} }};",

@@ -27,7 +27,7 @@ COPY = np.dtype([(name, np.int64) for name in ("to", "from", "src")] + [
 KEPT = 4
 """Chunks of a kernel whose memory is kept for the next launch."""
 LOOK, WHOLE, SPLIT, WRONG = range(4)
-"""Results of `run` (see `c_file._driver_function`)."""
+"""Results of `run` (see `c_file._run_function`)."""
 LOOKS = 64
 """Looks at memory of a lane that a search for endless waits remembers."""
 ONE_LOOK = np.dtype([(name, np.int64) for name in ("at", "space", "lane")] + [

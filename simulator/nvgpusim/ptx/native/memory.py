@@ -95,7 +95,8 @@ def _pointer_declaration(w: OperandWriter, space: str, size: int) -> str:
     return f"const uint8_t *q = {where}; if (unlikely(!q)) {MISS}"
 
 
-def _c_type(t: PtxType) -> str:
+def c_type_of(t: PtxType) -> str:
+    """The C type of a value of a PTX type."""
     if t.kind == "f":
         return "float" if t.bits == 32 else "double"
     return f"int{t.bits}_t" if t.kind == "s" else unsigned_c_type(t.bits)
@@ -104,7 +105,7 @@ def _c_type(t: PtxType) -> str:
 def emit_load(w: OperandWriter) -> str:
     """ld: scalar and vector, kernel and call parameters."""
     if (slot := _call_parameter_or_none(w, 1)) is not None:
-        return w.result(w.operand_expression(slot, w.type))
+        return w.set_result(w.operand_expression(slot, w.type))
     t, count, space = _access_shape(w)
     size, items = t.bits // 8, w.operand_items(0)
     if len(items) != count:
@@ -112,7 +113,7 @@ def emit_load(w: OperandWriter) -> str:
     puts = []
     for k, item in enumerate(items):
         puts.append(
-            f"{{ {_c_type(t)} v; memcpy(&v, q + {size * k}, {size}); "
+            f"{{ {c_type_of(t)} v; memcpy(&v, q + {size * k}, {size}); "
             f"{w.assignment(item, t, 'v')} }}"
         )
     arg = w.i.args[1]
@@ -198,7 +199,7 @@ def emit_isspacep(w: OperandWriter) -> str:
     """Test if a generic address lies in a space."""
     inside = {name: f"a - c->{name}_window < 1ull << 32" for name in ("shared", "local")}
     test = {**inside, "global": f"!({inside['shared']}) && !({inside['local']})"}
-    put = w.result(test.get(state_space(w), "0"), PRED)
+    put = w.set_result(test.get(state_space(w), "0"), PRED)
     return f"{{ const uint64_t a = {w.arg(1, TYPES['u64'])}; {put} }}"
 
 

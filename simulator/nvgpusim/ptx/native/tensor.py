@@ -92,7 +92,7 @@ def _wmma_shape(w: InstructionInKernel) -> tuple[int, int, int]:
     return WMMA_SHAPES[name]
 
 
-def _register_bits(kind: str) -> int:
+def _register_bits_of_type(kind: str) -> int:
     return 64 if kind == "f64" else 32
 
 
@@ -111,7 +111,7 @@ def emit_wmma(w: OperandWriter) -> Writer:
         return _emit_wmma_multiply(w)
     if not w.has_modifier("load", "store"):
         raise UnknownFormError
-    (rows, columns, size), bits = wmma_matrix_shape(w), _register_bits(w.mods[-1])
+    (rows, columns, size), bits = wmma_matrix_shape(w), _register_bits_of_type(w.mods[-1])
     at, stride_at = (0, 2) if w.has_modifier("store") else (1, 2)
     dense = len(w.i.args) <= stride_at
     stride = (
@@ -142,7 +142,7 @@ def _emit_wmma_multiply(w: OperandWriter) -> Writer:
         raise UnknownFormError
     counts = ", ".join(str(len(w.operand_items(at))) for at in range(4))
     parts = (
-        _results_writer(w, _register_bits(kinds[0])),
+        _results_writer(w, _register_bits_of_type(kinds[0])),
         *(_fragment_writer(w, w.operand_items(at), kinds[at], 1) for at in (1, 2, 3)),
     )  # fmt: skip
     head = (
