@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orinllm.batching.cache import PageStore, SharedPageStore, SlotStore
-from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.runner import Runner
+from orinllm.batching.state_checkpoints import StateSlots
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.gpu.device import free_memory_bytes, raising_device_faults

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from orinllm.batching.checkpoints import StateCheckpoints, StateSlots
 from orinllm.batching.runner import common_prefix_length
+from orinllm.batching.state_checkpoints import StateCheckpoints, StateSlots
 from orinllm.gpu.kernels.buffers import PAGE, pages_for_tokens
 
 

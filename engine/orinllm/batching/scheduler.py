@@ -210,7 +210,7 @@ class Scheduler:
         return bool(self._running or self._cancelled or self._cutting or self.n_waiting)
 
     def _run_turn(self) -> None:
-        followed, begun = self._launch_step_ahead(), any(step.begins for step in self._flight)
+        followed, begun = self._submit_step_ahead(), any(step.begins for step in self._flight)
         if self._flight and self._collect_step():
             self._stopwatch.count_elapsed(stepped=not begun)
         if begun:  # the next step's launches may have to be made: a first token waits for nothing
@@ -219,7 +219,7 @@ class Scheduler:
         if not followed:
             self._restore_states()
             self._stopwatch.filled |= self._fill_prompts()
-            self._launch_step()
+            self._submit_step()
         self._hand_out_tokens()
 
     def _retire_cancelled(self, cancelled: list[ScheduledSequence]) -> None:
@@ -417,7 +417,7 @@ class Scheduler:
             self._release_slot_and_pages(sequence)
             self._news.append((sequence, -1, None, "stop"))
 
-    def _launch_step(self) -> None:
+    def _submit_step(self) -> None:
         """Start the next token of all whose prompt is computed and whose answer goes on."""
         going = [sequence for sequence in self._running if sequence.is_ready_to_decode]
         for sequence in going:
@@ -430,7 +430,7 @@ class Scheduler:
             self.runner.submit_step(rows)
             self._flight.append(_StepInFlight(going))
 
-    def _launch_step_ahead(self) -> bool:
+    def _submit_step_ahead(self) -> bool:
         """Start the step behind the one in flight before its tokens are known; False: it must wait.
 
         Whoever ends with a token of the one in flight takes part in vain.
@@ -439,13 +439,13 @@ class Scheduler:
         if not self._flight or len(self._flight) >= self.runner.most_steps_in_flight:
             return False
         first = self._flight[0]
-        if first.begins or first.sequences != going or not all(map(self._can_launch_ahead, going)):
+        if first.begins or first.sequences != going or not all(map(self._can_submit_ahead, going)):
             return False
         self.runner.submit_step([self._make_row(sequence, known=False) for sequence in going])
         self._flight.append(_StepInFlight(going))
         return True
 
-    def _can_launch_ahead(self, sequence: ScheduledSequence) -> bool:
+    def _can_submit_ahead(self, sequence: ScheduledSequence) -> bool:
         """Say whether a sequence wants two tokens, the host draws neither, and both have room."""
         assert sequence.lease is not None
         return (

@@ -30,7 +30,6 @@ from orinllm.command.options import (
     with_speculation,
 )
 from orinllm.command.show import show
-from orinllm.command.streams import make_streams_utf8, utf8_argument
 from orinllm.command.terminal import (
     answer_tokens,
     print_answer,
@@ -40,6 +39,7 @@ from orinllm.command.terminal import (
     read_standard_input,
     typed_lines,
 )
+from orinllm.command.utf8_streams import make_streams_utf8, utf8_argument
 from orinllm.errors import BadInput, DeviceFault, escape_unprintable
 
 if TYPE_CHECKING:
@@ -456,7 +456,7 @@ def _exit_process(code: int, text: str = "", at_once: bool = False) -> NoReturn:
     `at_once`: without a device that has failed, which would fail again.
     """
     if text:
-        from orinllm.server.web.notify import tell_systemd
+        from orinllm.server.web.systemd_notify import tell_systemd
 
         text = escape_unprintable(text)
         print(text, file=sys.stderr)

@@ -11,7 +11,7 @@ from orinllm.errors import BadInput
 from orinllm.server.engine import ServedModel
 from orinllm.server.errors import invalid_error
 from orinllm.server.fields import IgnoredFields
-from orinllm.server.protocols.common import AnswerShape, ChatRequest
+from orinllm.server.protocols.requests import AnswerShape, ChatRequest
 from orinllm.text.grammar import MinTokensConstraint, call_schema
 from orinllm.text.reasoning import TAGS
 from orinllm.text.template import ChatTemplate

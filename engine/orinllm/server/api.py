@@ -16,7 +16,16 @@ from orinllm.server.choices import ChoiceEvent
 from orinllm.server.engine import ServedModel
 from orinllm.server.errors import ApiError
 from orinllm.server.fields import Fields, IgnoredFields, client_identity, read_request
-from orinllm.server.jobs import (
+from orinllm.server.metrics import CONTENT_TYPE, Metrics
+from orinllm.server.model_thread import ModelThread
+from orinllm.server.protocols.answers import Answer, EventStream, OpenAiAnswer, wait_for_answer
+from orinllm.server.protocols.chat import read_chat
+from orinllm.server.protocols.completions import read_completion
+from orinllm.server.protocols.embeddings import EmbeddingRequest, EmbeddingsAnswer, read_embeddings
+from orinllm.server.protocols.prompt_scores import PromptScores
+from orinllm.server.protocols.requests import ChatRequest, CommonFields, CompletionRequest
+from orinllm.server.protocols.tokenize_requests import read_detokenize, read_tokenize
+from orinllm.server.request_jobs import (
     RequestJob,
     make_chat_job,
     make_completion_job,
@@ -24,16 +33,7 @@ from orinllm.server.jobs import (
     text_of_tokens,
     tokens_for_tokenize,
 )
-from orinllm.server.metrics import CONTENT_TYPE, Metrics
-from orinllm.server.model_thread import ModelThread
-from orinllm.server.protocols.answers import Answer, EventStream, OpenAiAnswer, wait_for_answer
-from orinllm.server.protocols.chat import read_chat
-from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
-from orinllm.server.protocols.completions import read_completion
-from orinllm.server.protocols.embeddings import EmbeddingRequest, EmbeddingsAnswer, read_embeddings
-from orinllm.server.protocols.prompt_scores import PromptScores
-from orinllm.server.protocols.tokens import read_detokenize, read_tokenize
-from orinllm.server.web import page
+from orinllm.server.web.chat_page import chat_page_response
 from orinllm.server.web.security import SAFE_HEADERS, RequestGuard
 from orinllm.text.tokenizer import Tokenizer
 
@@ -252,7 +252,7 @@ class OpenAiApi:
 
     def engine_of_model(self, name: str | None) -> ServedModel:
         """Return the model of a name, which need not be said; raises ApiError where it is none."""
-        engine = self.model_thread.engine
+        engine = self.model_thread.required_engine
         if name not in (None, self.name):
             message = f"The model '{name}' does not exist; this server has '{self.name}'."
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -268,7 +268,7 @@ class OpenAiApi:
         return JSONResponse(self._model_card())
 
     def _model_card(self) -> dict[str, Any]:
-        engine = self.model_thread.engine
+        engine = self.model_thread.required_engine
         return {
             "id": self.name,
             "object": "model",
@@ -296,7 +296,7 @@ class OpenAiApi:
 
     async def health(self, request: Request) -> Response:
         """Answer GET /health."""
-        scheduler = self.model_thread.engine.scheduler
+        scheduler = self.model_thread.required_engine.scheduler
         queue = {"running": scheduler.n_running, "waiting": scheduler.n_waiting}
         return JSONResponse({"status": "ok", **queue})
 
@@ -306,4 +306,4 @@ class OpenAiApi:
 
     async def chat_page(self, request: Request) -> Response:
         """Answer GET /."""
-        return page.chat_page(self.name, secrets.token_urlsafe(16))
+        return chat_page_response(self.name, secrets.token_urlsafe(16))

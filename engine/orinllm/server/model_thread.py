@@ -13,9 +13,9 @@ from orinllm.errors import BadInput
 from orinllm.server.choices import EventBridge
 from orinllm.server.engine import ServedModel
 from orinllm.server.errors import ApiError
-from orinllm.server.jobs import stopping_error
 from orinllm.server.metrics import Metrics
-from orinllm.server.web.notify import tell_systemd
+from orinllm.server.request_jobs import stopping_error
+from orinllm.server.web.systemd_notify import tell_systemd
 
 # Seconds after which somebody who came while the model loads may try again.
 _RETRY_SECONDS = 5
@@ -72,7 +72,7 @@ class ModelThread:
         return self._post
 
     @property
-    def engine(self) -> ServedModel:
+    def required_engine(self) -> ServedModel:
         """The model; raises ApiError while there is none."""
         if self._stopping:
             raise stopping_error()

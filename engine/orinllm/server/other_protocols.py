@@ -11,16 +11,16 @@ from starlette.responses import JSONResponse, Response
 from orinllm.server.api import OpenAiApi
 from orinllm.server.engine import ServedModel
 from orinllm.server.fields import Fields, read_request
-from orinllm.server.jobs import tokens_of_chat
 from orinllm.server.protocols import ollama
 from orinllm.server.protocols.anthropic import (
     MessagesAnswer,
     read_count_request,
     read_messages_request,
 )
-from orinllm.server.protocols.common import ChatRequest
+from orinllm.server.protocols.openai_responses import ResponsesAnswer, read_responses_request
+from orinllm.server.protocols.requests import ChatRequest
 from orinllm.server.protocols.rerank import read_rerank, rerank_answer
-from orinllm.server.protocols.responses import ResponsesAnswer, read_responses_request
+from orinllm.server.request_jobs import tokens_of_chat
 
 _GENERATED = functools.partial(ollama.OllamaAnswer, chat=False)
 
@@ -96,7 +96,7 @@ class OtherApis:
 
     async def ollama_tags(self, request: Request) -> Response:
         """Answer GET /api/tags and /api/ps."""
-        engine = self._api.model_thread.engine
+        engine = self._api.model_thread.required_engine
         named = f"{self._api.name}:latest"
         digest = await asyncio.to_thread(lambda: engine.file.digest)
         what = {"size": engine.file.size, "digest": digest}

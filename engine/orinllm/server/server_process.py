@@ -24,8 +24,8 @@ from orinllm.server.model_thread import ModelThread, SystemdWatchdog
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.web.connection import CLIENT_SECONDS, LimitedConnection
 from orinllm.server.web.file_leases import FileLeases
-from orinllm.server.web.notify import tell_systemd
 from orinllm.server.web.security import ApiKeys, is_loopback, read_api_keys
+from orinllm.server.web.systemd_notify import tell_systemd
 
 #: Exit code where the model does not load, or the engine fails.
 EXIT_FAILED = 1

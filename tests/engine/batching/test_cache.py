@@ -3,7 +3,7 @@
 from tests.engine.batching.running import prompt
 
 from orinllm.batching.cache import Lease, SharedPageStore, SlotStore
-from orinllm.batching.checkpoints import StateSlots
+from orinllm.batching.state_checkpoints import StateSlots
 from orinllm.gpu.kernels.buffers import PAGE
 
 

@@ -12,10 +12,10 @@ from tests.engine.batching.running import VOCABULARY, Ear
 from tests.engine.server.toy import ToyRunner, toy_logits
 
 from orinllm.batching.cache import SequencePages, SharedPageStore
-from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
+from orinllm.batching.state_checkpoints import StateSlots
 from orinllm.choose.sampling import DrawnTokens, Sampling
 from orinllm.gpu.kernels.buffers import PAGE
 

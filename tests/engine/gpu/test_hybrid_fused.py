@@ -18,12 +18,12 @@ from tests.engine.network.test_hybrid import Oracle
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.cache import SharedPageStore
-from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.proposers import Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
+from orinllm.batching.state_checkpoints import StateSlots
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused_executor import FusedExecutor
 from orinllm.gpu.kernels.buffers import Q8_0

@@ -17,10 +17,10 @@ from tests.engine.network.hybrid_models import CONTEXT, MODELS, PROMPT
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.cache import SlotStore
-from orinllm.batching.checkpoints import StateCheckpoints
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
+from orinllm.batching.state_checkpoints import StateCheckpoints
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput

@@ -45,7 +45,7 @@ class Live:
 
     @property
     def engine(self) -> ServedModel:
-        return self.model_thread.engine
+        return self.model_thread.required_engine
 
     def client(self) -> openai.OpenAI:
         return client(self.url)

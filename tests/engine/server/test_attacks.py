@@ -16,8 +16,8 @@ from tests.engine.server.toy import toy
 
 from orinllm.server.choices import Choice, ChoiceEvent, ForcedCallChoice
 from orinllm.server.engine import ServedModel
-from orinllm.server.jobs import RequestJob, submit_job
-from orinllm.server.web import page
+from orinllm.server.request_jobs import RequestJob, submit_job
+from orinllm.server.web.chat_page import chat_page_response
 from orinllm.text.answer import Delta
 from orinllm.text.call_formats import ToolCall
 
@@ -249,7 +249,7 @@ class Page(HTMLParser):
 def test_a_name_cannot_break_out_of_the_page() -> None:
     """The page asks with the exact name, and it runs nothing but its own script."""
     name = """x"></h1><script>alert('1')</script>&amp;{{ 7*7 }}<img src=x onerror=alert(2)>"""
-    reply = page.chat_page(name, "secret")
+    reply = chat_page_response(name, "secret")
     found = Page(bytes(reply.body).decode())
     assert found.model == name
     scripts = [attributes for tag, attributes in found.tags if tag == "script"]

@@ -111,7 +111,7 @@ def test_the_watchdog_hears_nothing_from_a_thread_that_hangs(
     systemd hears in order, so a sign behind the thread's last word is one too many, however late
     the thread came to it.
     """
-    last = "__import__('orinllm.server.web.notify').server.web.notify.tell_systemd('HANGS')"
+    last = "__import__('orinllm.server.web.systemd_notify', fromlist='_').tell_systemd('HANGS')"
     process, log = broken(systemd, tmp_path, f"({last}, __import__('time').sleep(1000))")
     try:
         wait_until(lambda: "READY=1" in systemd.heard, "READY=1")

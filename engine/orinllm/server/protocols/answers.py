@@ -17,8 +17,8 @@ from orinllm.batching.scheduler import NO_TOKEN, Scheduler
 from orinllm.choose.sampling import Logprobs
 from orinllm.server.choices import ChoiceEvent
 from orinllm.server.errors import ApiError, sequence_failed_error
-from orinllm.server.jobs import RequestJob
-from orinllm.server.protocols.common import CommonFields
+from orinllm.server.protocols.requests import CommonFields
+from orinllm.server.request_jobs import RequestJob
 from orinllm.text.answer import Delta
 from orinllm.text.call_formats import ToolCall
 from orinllm.text.tokenizer import Tokenizer

@@ -9,7 +9,6 @@ from orinllm.choose.sampling import Sampling
 from orinllm.server.choices import ChoiceEvent
 from orinllm.server.errors import ApiError, invalid_error, unsupported_error
 from orinllm.server.fields import Fields
-from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse_event
 from orinllm.server.protocols.chat import (
     MOST_TOKENS,
@@ -20,13 +19,14 @@ from orinllm.server.protocols.chat import (
     refuse_lone_hosted_tools,
     require_tools_named,
 )
-from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields, OfferedTools
 from orinllm.server.protocols.request_pictures import (
     READS,
     picture_part_of_base64,
     picture_part_of_url,
     read_content,
 )
+from orinllm.server.protocols.requests import AnswerShape, ChatRequest, CommonFields, OfferedTools
+from orinllm.server.request_jobs import RequestJob
 from orinllm.text.tokenizer import Tokenizer
 
 _FINISHES = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -35,15 +35,11 @@ _FINISHES = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use
 def read_messages_request(fields: Fields) -> ChatRequest:
     """Read a request of POST /v1/messages; raises ApiError."""
     fields.required("max_tokens")
-    return _read_request(fields)
+    return read_count_request(fields)
 
 
 def read_count_request(fields: Fields) -> ChatRequest:
     """Read a request of POST /v1/messages/count_tokens; raises ApiError."""
-    return _read_request(fields)
-
-
-def _read_request(fields: Fields) -> ChatRequest:
     metadata, client = fields.subfields("metadata"), None
     if metadata is not None:
         client = metadata.text("user_id")

@@ -9,8 +9,8 @@ from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.server.errors import invalid_error, unsupported_error
 from orinllm.server.fields import Fields, parse_json, read_tokens
-from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields, OfferedTools
 from orinllm.server.protocols.request_pictures import READS, picture_part_of_url
+from orinllm.server.protocols.requests import AnswerShape, ChatRequest, CommonFields, OfferedTools
 
 # OpenAI's limits, but for stop texts, of which it takes 4.
 _MOST_CHOICES, _MOST_STOPS = 128, 16

@@ -7,7 +7,7 @@ from orinllm.server.protocols.chat import (
     read_common_fields,
     read_max_tokens,
 )
-from orinllm.server.protocols.common import CompletionRequest
+from orinllm.server.protocols.requests import CompletionRequest
 
 # OpenAI's limit, and its length of an answer; a chat has none.
 _MOST_TOP, _TOKENS = 5, 16

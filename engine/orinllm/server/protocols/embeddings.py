@@ -22,7 +22,12 @@ from orinllm.server.errors import (
     unsupported_error,
 )
 from orinllm.server.fields import Fields, IgnoredFields, read_texts_or_tokens
-from orinllm.server.jobs import RequestJob, refuse_long_text, refuse_unknown_tokens, submit_job
+from orinllm.server.request_jobs import (
+    RequestJob,
+    refuse_long_text,
+    refuse_unknown_tokens,
+    submit_job,
+)
 
 # OpenAI's limit of texts in a request.
 _MOST_TEXTS = 2048

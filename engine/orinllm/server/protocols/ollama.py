@@ -10,17 +10,17 @@ from orinllm.choose.sampling import Sampling
 from orinllm.server.choices import ChoiceEvent
 from orinllm.server.errors import ApiError, invalid_error
 from orinllm.server.fields import Fields, read_texts_or_tokens
-from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer
 from orinllm.server.protocols.chat import MOST_TOKENS, new_seed, read_stop_texts, read_tools
-from orinllm.server.protocols.common import (
+from orinllm.server.protocols.embeddings import EmbeddingRequest
+from orinllm.server.protocols.request_pictures import picture_part_of_base64
+from orinllm.server.protocols.requests import (
     AnswerShape,
     ChatRequest,
     CommonFields,
     CompletionRequest,
 )
-from orinllm.server.protocols.embeddings import EmbeddingRequest
-from orinllm.server.protocols.request_pictures import picture_part_of_base64
+from orinllm.server.request_jobs import RequestJob
 from orinllm.text.tokenizer import Tokenizer
 
 # Ollama's own defaults of sampling.

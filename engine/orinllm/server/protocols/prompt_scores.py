@@ -14,8 +14,8 @@ from orinllm.choose.sampling import Logprobs, Sampling, Words
 from orinllm.server.choices import ChoiceEvent, EndSink, EventBridge
 from orinllm.server.engine import ServedModel
 from orinllm.server.errors import sequence_failed_error
-from orinllm.server.jobs import RequestJob, submit_job
-from orinllm.server.protocols.common import CommonFields
+from orinllm.server.protocols.requests import CommonFields
+from orinllm.server.request_jobs import RequestJob, submit_job
 
 
 class PromptScores:

@@ -11,8 +11,8 @@ import h11
 
 from orinboard.guarded_connection import GuardedConnection
 from orinllm.server.errors import ApiError
-from orinllm.server.jobs import stopping_error
 from orinllm.server.metrics import Metrics
+from orinllm.server.request_jobs import stopping_error
 
 #: Seconds that a connection may take from its beginning, or the end of an answer, to the last byte
 #: of a request's head and body.

@@ -15,9 +15,10 @@ from tests.engine.server.toy import description, toy
 
 from orinllm.server.errors import ApiError
 from orinllm.server.fields import Fields
-from orinllm.server.protocols import chat, ollama, responses
+from orinllm.server.protocols import chat, ollama
 from orinllm.server.protocols.anthropic import read_messages_request
-from orinllm.server.protocols.common import ChatRequest, CommonFields
+from orinllm.server.protocols.openai_responses import read_responses_request
+from orinllm.server.protocols.requests import ChatRequest, CommonFields
 
 SCHEMA = WEATHER["function"]["parameters"]
 TOOL = {"name": "weather", "input_schema": SCHEMA}
@@ -96,9 +97,7 @@ def test_items_of_a_response_s_request() -> None:
         call,
         {"type": "function_call_output", "call_id": "c", "output": "sun"},
     ]
-    user, answer, result = responses.read_responses_request(
-        Fields({"model": "m", "input": given})
-    ).messages
+    user, answer, result = read_responses_request(Fields({"model": "m", "input": given})).messages
     assert user == {"role": "user", "content": "hi"}
     # Neighbours are one answer, whose sentences stay apart.
     assert (answer["content"], len(answer["tool_calls"])) == ("One.\nTwo.", 1)
@@ -107,9 +106,7 @@ def test_items_of_a_response_s_request() -> None:
     picture = {"type": "input_image", "image_url": PICTURE}
     for parts in ([[picture], "x"], ["x", [picture]]):
         given = [{"role": "assistant", "content": part} for part in parts]
-        (answer,) = responses.read_responses_request(
-            Fields({"model": "m", "input": given})
-        ).messages
+        (answer,) = read_responses_request(Fields({"model": "m", "input": given})).messages
         assert sorted(part["type"] for part in answer["content"]) == ["image", "text"]
 
 

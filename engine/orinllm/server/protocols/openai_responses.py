@@ -8,7 +8,6 @@ from typing import Any
 from orinllm.server.choices import ChoiceEvent
 from orinllm.server.errors import ApiError, invalid_error, unsupported_error
 from orinllm.server.fields import Fields
-from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse_event
 from orinllm.server.protocols.chat import (
     read_effort,
@@ -18,8 +17,9 @@ from orinllm.server.protocols.chat import (
     read_stop_texts,
     read_tools,
 )
-from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields
 from orinllm.server.protocols.request_pictures import READS, picture_part_of_url, read_content
+from orinllm.server.protocols.requests import AnswerShape, ChatRequest, CommonFields
+from orinllm.server.request_jobs import RequestJob
 from orinllm.text.tokenizer import Tokenizer
 
 _ROLES = ("user", "assistant", "system", "developer")

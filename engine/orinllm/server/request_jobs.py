@@ -19,9 +19,9 @@ from orinllm.server.choices import (
 )
 from orinllm.server.engine import ServedModel
 from orinllm.server.errors import ApiError, invalid_error, too_long_error, unsupported_error
-from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
 from orinllm.server.protocols.request_pictures import with_fetched_pictures
-from orinllm.server.protocols.tokens import TokenizeRequest
+from orinllm.server.protocols.requests import ChatRequest, CommonFields, CompletionRequest
+from orinllm.server.protocols.tokenize_requests import TokenizeRequest
 from orinllm.text.answer import AnswerParser, AnswerTokenReader
 from orinllm.text.template import ChatTemplate, GuardedPrompt
 

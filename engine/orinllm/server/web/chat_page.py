@@ -9,11 +9,11 @@ from starlette.responses import HTMLResponse
 
 @cache
 def _page_template() -> jinja2.Template:
-    source = (Path(__file__).parent / "page.html").read_text()
+    source = (Path(__file__).parent / "chat_page.html").read_text()
     return jinja2.Environment(autoescape=True).from_string(source)
 
 
-def chat_page(model: str, nonce: str) -> HTMLResponse:
+def chat_page_response(model: str, nonce: str) -> HTMLResponse:
     """Return the page; `nonce` marks its own script and style, and no other runs."""
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
