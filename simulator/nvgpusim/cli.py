@@ -93,7 +93,7 @@ def run_python_program(command: tuple[str, ...], quiet: bool, **values: Any) -> 
     options = Options(**values | {"sanitize": parse_checks(",".join(values["sanitize"]))})
     for spec in options.inject:
         Injection.parse(spec)
-    argv = python_command(command)
+    argv = require_python_argv(command)
     compiler_commands()  # a kernel that cannot run would be found much later
     _require_memfd()
     for path in filter(None, (options.record, options.report)):
@@ -103,7 +103,7 @@ def run_python_program(command: tuple[str, ...], quiet: bool, **values: Any) -> 
         return _report_and_status(options, Path(directory), status, quiet, command)
 
 
-def python_command(command: tuple[str, ...]) -> list[str]:
+def require_python_argv(command: tuple[str, ...]) -> list[str]:
     """The argv to start; raises SimError when it is not a Python program."""
     if not command:
         raise SimError("no command: expected nvgpusim [options] -- python3 script.py")

@@ -335,7 +335,7 @@ class GpuAddressSpace:
         with self._lock:
             return list(self._maps)
 
-    def mappings_of(self, buf: DmaBuf) -> list[Mapping]:
+    def mappings_of_buffer(self, buf: DmaBuf) -> list[Mapping]:
         """Mappings that show `buf`, oldest first."""
         with self._lock:
             return list(self._of.get(buf, ()))

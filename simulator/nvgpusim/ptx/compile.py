@@ -119,7 +119,7 @@ class KernelCode:
         return self.plain
 
 
-def _layout_variables(variables: list[Variable], start: int) -> tuple[dict[str, int], int]:
+def _variable_offsets_and_end(variables: list[Variable], start: int) -> tuple[dict[str, int], int]:
     out = {}
     for v in variables:
         start = -(-start // max(1, v.align)) * max(1, v.align)
@@ -190,9 +190,9 @@ def _make_kernel_code(
     variables = [*module.variables.values(), *kernel.variables.values()]
     fixed = [v for v in variables if v.space == "shared" and v.size]
     open_ended = [v for v in variables if v.space == "shared" and not v.size]
-    shared, end = _layout_variables(fixed, SHARED_RESERVED)
-    shared.update(_layout_variables(open_ended, -(-end // 16) * 16)[0])
-    local, depth = _layout_variables([v for v in variables if v.space == "local"], 0)
+    shared, end = _variable_offsets_and_end(fixed, SHARED_RESERVED)
+    shared.update(_variable_offsets_and_end(open_ended, -(-end // 16) * 16)[0])
+    local, depth = _variable_offsets_and_end([v for v in variables if v.space == "local"], 0)
     return KernelCode(
         kernel, module, frame, blocks, texts, kept, shared, end, local, -(-depth // 16) * 16,
         bool(open_ended), sites or [], _granules_by_space(kernel) if frame.watched else {},

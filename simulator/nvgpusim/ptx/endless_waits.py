@@ -46,7 +46,7 @@ class EndlessWaits:
         self.after = run.launch.steps + FIRST
         self.timed: set[int] | None = None
 
-    def is_look_due(self) -> bool:
+    def is_wait_check_due(self) -> bool:
         """True if all groups are to be looked at now."""
         if not self.judging and self.run.launch.steps > self.after:
             self.ripe = time.monotonic() - self.since > AGAIN_S

@@ -140,7 +140,7 @@ class ChunkRun:
             if following is None:
                 return
             at = following
-            if self.progress.is_look_due():
+            if self.progress.is_wait_check_due():
                 self.push_lanes(at, self.st.m)
                 return
             if self.set_group_aside_if_due(at, left):

@@ -83,7 +83,7 @@ def test_threads_that_meet_others_while_they_are_looked_at(monkeypatch: pytest.M
         waits.ripe = not waits.judging and bool(waits.run.meeting)
         return waits.ripe
 
-    monkeypatch.setattr(endless_waits.EndlessWaits, "is_look_due", due)
+    monkeypatch.setattr(endless_waits.EndlessWaits, "is_wait_check_due", due)
     body = f"""and.b32 %r2, %r30, 16; shr.u32 %r3, %r30, 5; shr.u32 %r2, %r2, 3; add.u32 %r2, %r2, %r3; mul.lo.u32 %r2, %r2, 5000;
 mov.u32 %r1, 0; setp.eq.u32 %p2, %r2, 0; @%p2 bra E; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, %r2; @%p1 bra L;
 E: shfl.sync.bfly.b32 %r1, %r1, 16, 31, -1; {STORE}"""

@@ -106,7 +106,7 @@ class Vm:
         for mapping in self.pages.mappings():
             assert mapping.va >= last, f"overlap at {mapping.va:#x}"
             assert not mapping.buf.freed, f"{mapping.buf!r} is mapped and free"
-            assert mapping.refs > 0 and mapping in self.pages.mappings_of(mapping.buf)
+            assert mapping.refs > 0 and mapping in self.pages.mappings_of_buffer(mapping.buf)
             low = self.end if mapping.kernel else self.start
             high = self.end + KERNEL_REGION if mapping.kernel else self.end
             assert low <= mapping.va and mapping.end <= high, f"{mapping.va:#x} is out of region"
@@ -283,7 +283,7 @@ class AsFile(DeviceFile):
             if old is None or old.va != va or old.buf is not new.buf or old.kind != new.kind:
                 return None
         else:
-            same = (m for m in self.vm.pages.mappings_of(new.buf) if not m.kernel)
+            same = (m for m in self.vm.pages.mappings_of_buffer(new.buf) if not m.kernel)
             old = min((m for m in same if m.kind == new.kind), key=lambda m: m.va, default=None)
         return old if old is not None and old.flags == new.flags else None
 

@@ -51,7 +51,7 @@ def _register_memory_expression(code: KernelCode, index: int) -> str:
 
 
 def _run_case(code: KernelCode, n: int) -> str:
-    """A case of the driver: the store, or what the lanes do together, that is block n."""
+    """A case of the C function run: the store, or what the lanes do together, that is block n."""
     instr = code.blocks[n].instrs[0]
     head = f"case {n}: c->at = {code.frame.numbers[id(instr)]};"
     group = code.texts[id(instr)].group

@@ -365,10 +365,10 @@ def test_a_run_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_python_command() -> None:
-    assert cli.python_command(("-m", "x"))[0] == sys.executable
-    assert cli.python_command((sys.executable, "x"))[0] == sys.executable
+    assert cli.require_python_argv(("-m", "x"))[0] == sys.executable
+    assert cli.require_python_argv((sys.executable, "x"))[0] == sys.executable
     with pytest.raises(SimError):
-        cli.python_command(())
+        cli.require_python_argv(())
 
 
 def test_options_round_trip() -> None:
