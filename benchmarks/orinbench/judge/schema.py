@@ -180,14 +180,14 @@ def record_from_fields(plain: Plain) -> Record:
 
 # What readers take of a record's lists and objects; what else is in them is nobody's.
 @dataclass(frozen=True)
-class _Warning:
+class _WarningFields:
     text: str
     kind: str | None = None
     detail: str | None = None
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _ComparisonFields:
     baseline: str
     ratio: float
     text: str
@@ -195,7 +195,7 @@ class _Comparison:
 
 
 @dataclass(frozen=True)
-class _Energy:
+class _EnergyFields:
     samples: float | None = None
     idle_watts: float | None = None
     ended: float | None = None
@@ -205,7 +205,7 @@ class _Energy:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _ReadingFields:
     name: str | None = None
     celsius: float | None = None
     watts: float | None = None
@@ -215,22 +215,22 @@ class _Reading:
 
 
 @dataclass(frozen=True)
-class _Board:
+class _BoardFields:
     module_watts: float | None = None
-    power_mode: _Reading | None = None
-    gpus: list[_Reading] = field(default_factory=list)
-    zones: list[_Reading] = field(default_factory=list)
-    rails: list[_Reading] = field(default_factory=list)
+    power_mode: _ReadingFields | None = None
+    gpus: list[_ReadingFields] = field(default_factory=list)
+    zones: list[_ReadingFields] = field(default_factory=list)
+    rails: list[_ReadingFields] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class _Clocks:
-    before: _Reading | None = None
-    after: _Reading | None = None
+class _ClockFields:
+    before: _ReadingFields | None = None
+    after: _ReadingFields | None = None
 
 
 @dataclass(frozen=True)
-class _Envelope:
+class _EnvelopeFields:
     sms: float
     ms: float
     clock_mhz: float | None = None
@@ -239,12 +239,12 @@ class _Envelope:
 
 
 @dataclass(frozen=True)
-class _Extra:
-    envelope: _Envelope | None = None
+class _ExtraFields:
+    envelope: _EnvelopeFields | None = None
 
 
 @dataclass(frozen=True)
-class _Environment:
+class _EnvironmentFields:
     board: str | None = None
     cpu: str | None = None
     os: str | None = None
@@ -255,14 +255,14 @@ class _Environment:
 # Which of these a field holds; a list of numbers or texts is what its type says.
 _SHAPES: dict[str, Any] = {
     **{name: _HINTS[name] for name, kind in KINDS.items() if kind is list},
-    "warnings": list[_Warning],
-    "comparisons": list[_Comparison],
-    "energy": list[_Energy | None],
-    "clocks": list[_Clocks],
-    "board_before": list[_Board | None],
-    "board_after": list[_Board | None],
-    "extra": _Extra,
-    "environment": _Environment,
+    "warnings": list[_WarningFields],
+    "comparisons": list[_ComparisonFields],
+    "energy": list[_EnergyFields | None],
+    "clocks": list[_ClockFields],
+    "board_before": list[_BoardFields | None],
+    "board_after": list[_BoardFields | None],
+    "extra": _ExtraFields,
+    "environment": _EnvironmentFields,
     "token_read_by_tensor": dict[str, float],
 }
 _UNITS_OF_TIME = ("_us", "_ms")

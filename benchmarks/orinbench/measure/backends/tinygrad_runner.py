@@ -52,7 +52,7 @@ from orinbench.measure.backends.transformer_executor import TransformerExecutor
 from orinbench.measure.environment import driver_or_l4t_version, gpu_or_board_name, package_version
 from orinbench.measure.plan import Case
 from orinbench.measure.prompt_text import prompt_tokens, tokenizer_of
-from orinbench.measure.suite.case_timer import CaseTimer
+from orinbench.measure.suite.case_timer import CaseTimer, synchronize_device
 from orinbench.measure.tinygrad_meters import TinygradMeters
 from orinbench.measure.token_sampling import case_samplings
 from orinbench.pictures import RandomPictures, VisionModel
@@ -118,7 +118,7 @@ class TinygradRunner:
         """
         start = time.perf_counter()
         timed = self._timed = self._load_timed_model(asked)
-        self._synchronize()
+        synchronize_device()
         load_s = time.perf_counter() - start
         self._file = Path(asked.model)
         ids = self._random_ids(random.Random(0), n_prompt)
@@ -254,15 +254,15 @@ class TinygradRunner:
         tokens = self._random_ids(draw, case.n_gen)
         if case.n_depth:
             timed.begin_answer(prompt[: case.n_depth], 0)
-        self._synchronize()
+        synchronize_device()
         compiled = self._meters.compiled
         start = time.perf_counter_ns()
         if case.n_prompt:
             timed.begin_answer(prompt, case.n_depth)
-            self._synchronize()
+            synchronize_device()
         for position, token in enumerate(tokens, len(prompt)):
             timed.submit_step(token, position)
-            self._synchronize()
+            synchronize_device()
         measured = self._finished_sample(time.perf_counter_ns() - start, compiled)
         # A prompt of this network leaves no logits.
         return (
@@ -289,7 +289,7 @@ class TinygradRunner:
             loop.time_answers([prompt[: case.n_depth] for prompt in prompts], 1, ways)
         # The token behind a prompt, or behind a depth, is none of those that are counted.
         n_tokens = case.n_gen + (read > 0)
-        self._synchronize()
+        synchronize_device()
         compiled = self._meters.compiled
         first, last, _ = loop.time_answers(prompts, n_tokens, ways)
         from_first = case.n_depth > 0 and not case.n_prompt
@@ -306,7 +306,7 @@ class TinygradRunner:
         answer, data = tokenizer.new_stream(), self._draw_jpeg(case) if case.picture else b""
         if isinstance(timed, TimedScheduler):
             timed.forget_prompts()
-        self._synchronize()
+        synchronize_device()
         compiled = self._meters.compiled
         start = time.perf_counter_ns()
         ids = (
@@ -333,7 +333,7 @@ class TinygradRunner:
     def _time_encoder(self, case: Case) -> Sample:
         """Time an encoder: from a picture's tiles of pixels to its rows on the host."""
         picture = self._vision_model.encoder.make_picture(self._draw_jpeg(case))
-        self._synchronize()
+        synchronize_device()
         compiled, start = self._meters.compiled, time.perf_counter_ns()
         rows = picture.encoded_rows
         measured = self._finished_sample(time.perf_counter_ns() - start, compiled)
@@ -356,9 +356,6 @@ class TinygradRunner:
 
     def _finished_sample(self, ns: int, compiled: int) -> Sample:
         return self._meters.make_sample(ns, time.monotonic(), compiled)
-
-    def _synchronize(self) -> None:
-        Device[Device.DEFAULT].synchronize()
 
     def _random_ids(self, draw: random.Random, n_tokens: int) -> list[int]:
         return [draw.randrange(self.loaded_model.vocab_size) for _ in range(n_tokens)]

@@ -6,7 +6,6 @@ This module imports tinygrad; see `tinygrad_runner`.
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +117,7 @@ class CaseTimer:
         for _ in range(_WARM_CALLS):
             start, before = time.perf_counter(), self._meters.compile_totals()
             task.call()
-            _synchronize()
+            synchronize_device()
             # A search compiles, too.
             spent = self._meters.compile_totals_since(before)
             compiling = max(spent["compile_s"], spent["search_s"])
@@ -146,19 +145,19 @@ class CaseTimer:
         """Run a repetition; return its nanoseconds and when it ended, by time.monotonic()."""
         task, calls, clock = ready.task, ready.calls, time.perf_counter_ns
         task.before(seed)
-        _synchronize()
+        synchronize_device()
         if not task.one_by_one:
             start = clock()
             for _ in range(calls):
                 task.call()
-            _synchronize()
+            synchronize_device()
             return clock() - start, time.monotonic()
         stamps = [0] * (calls + 1)
         stamps[0] = clock()
         for index in range(1, calls + 1):
             task.call()
             if task.synchronize:
-                _synchronize()
+                synchronize_device()
             stamps[index] = clock()
         ended = time.monotonic()
         times = np.array(stamps, np.int64)
@@ -178,7 +177,8 @@ def _too_slow_text(took: float, limit: float) -> str:
     return f"one call takes about {took:.1f} s, more than the {limit:g} s of --max-call"
 
 
-def _synchronize() -> Any:
+def synchronize_device() -> None:
+    """Wait until tinygrad's default device has done all."""
     Device[Device.DEFAULT].synchronize()
 
 

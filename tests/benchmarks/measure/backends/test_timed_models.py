@@ -11,6 +11,7 @@ from tests.benchmarks.orinbench_command import Patch
 from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
+from orinbench.measure.backends import tinygrad_runner
 from orinbench.measure.backends.timed_models import TimedScheduler, n_kernels_and_launches
 from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.plan import Case
@@ -91,7 +92,7 @@ def runner(fake: FakeRunner, monkeypatch: Patch) -> TinygradRunner:
     monkeypatch.setattr(Buffer, "allocate", Buffer.allocate)
     runner = TinygradRunner()
     runner._timed = TimedScheduler(fake)
-    monkeypatch.setattr(runner, "_synchronize", lambda: fake.calls.append("sync"))
+    monkeypatch.setattr(tinygrad_runner, "synchronize_device", lambda: fake.calls.append("sync"))
     return runner
 
 
