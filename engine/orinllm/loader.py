@@ -147,7 +147,7 @@ def plan_network(network: Network, device: str) -> PathPlan:
     if network.config.layers:
         require_known_types(network.gguf)
     plan = make_path_plan(network.gguf, network.config, device, network.kv)
-    _check_memory(network, plan)
+    _require_memory(network, plan)
     return plan
 
 
@@ -165,8 +165,8 @@ def make_runner(
     """
     share = SharingOptions() if share is None else share
     with raising_device_faults(plan.device):
-        _check_kv_type(network, plan, general or not plan.is_fused)
-        _check_pictures(network, plan, general)
+        _require_kv_type_fits(network, plan, general or not plan.is_fused)
+        _require_picture_path(network, plan, general)
         if general or not plan.is_fused:
             return _make_unfused_runner(network, plan, general or plan.path == "general", share)
         return _make_fused_runner(network, plan, share, say)
@@ -277,7 +277,7 @@ def _cpu_slots(network: Network, plan: PathPlan, share: SharingOptions) -> int:
     return max(1, min(share.slots, most_slots(plan), pages // pages_for_tokens(network.context)))
 
 
-def _check_kv_type(network: Network, plan: PathPlan, general: bool) -> None:
+def _require_kv_type_fits(network: Network, plan: PathPlan, general: bool) -> None:
     """Raise BadInput where keys and values cannot be of the type that is asked for."""
     kv = network.kv
     if kv == F16:
@@ -293,7 +293,7 @@ def _check_kv_type(network: Network, plan: PathPlan, general: bool) -> None:
             )
 
 
-def _check_pictures(network: Network, plan: PathPlan, general: bool) -> None:
+def _require_picture_path(network: Network, plan: PathPlan, general: bool) -> None:
     """Raise BadInput where a path takes no pictures, or not as many rows together."""
     if not network.pictures:
         return
@@ -304,7 +304,7 @@ def _check_pictures(network: Network, plan: PathPlan, general: bool) -> None:
         raise BadInput(f"{said} of {network.pictures} rows; {CHUNK} at most are computed together")
 
 
-def _check_memory(network: Network, plan: PathPlan) -> None:
+def _require_memory(network: Network, plan: PathPlan) -> None:
     """Raise BadInput where weights and context exceed what the device has free."""
     free = free_memory_bytes(plan.device)
     if free is None or not network.config.layers:

@@ -23,7 +23,7 @@ from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Logprobs, Sampling
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import open_device, raising_device_faults
+from orinllm.gpu.device import open_and_name_device, raising_device_faults
 from orinllm.gpu.kernels.buffers import F16, KvCacheType
 from orinllm.gpu.path_plan import PathPlan
 from orinllm.loader import MTP, Network, SharingOptions, make_page_store, make_runner, plan_network
@@ -241,7 +241,9 @@ class Model:
         with ThreadPoolExecutor(1) as pool:
             # While the device opens and takes the weights.
             description = pool.submit(ModelDescription.from_network, network)
-            plan = plan_network(network, device() if callable(device) else open_device(device))
+            plan = plan_network(
+                network, device() if callable(device) else open_and_name_device(device)
+            )
             runner = make_runner(network, plan, general, say=say)
         if mmproj is not None:
             enable_pictures(description.result().template, mmproj, network, plan.device)

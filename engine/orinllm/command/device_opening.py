@@ -11,13 +11,13 @@ _OPENING = "open-device"
 
 
 def open_device_in_background(device: str | None) -> Future[str]:
-    """Begin to open a device as `open_device` does; what comes next is imported meanwhile."""
+    """Begin to open a device, as `open_and_name_device`; what comes next is imported meanwhile."""
     pool = ThreadPoolExecutor(1, _OPENING)
     if (device or os.environ.get("DEV", "")).upper().startswith("CUDA"):
         pool.submit(_start_cuda)
-    from orinllm.gpu.device import gpu_may_open, open_device
+    from orinllm.gpu.device import gpu_may_open, open_and_name_device
 
-    opened = pool.submit(open_device, device)
+    opened = pool.submit(open_and_name_device, device)
     pool.shutdown(wait=False)
     if (device or os.environ.get("DEV", "")).upper() != "CPU" and gpu_may_open():
         import orinllm.batching.fused_runner  # noqa: F401

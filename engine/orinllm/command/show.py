@@ -24,14 +24,16 @@ def show(source: ModelSource) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from orinllm.gpu.device import open_device
+    from orinllm.gpu.device import open_and_name_device
     from orinllm.gpu.kernels.buffers import KEY_TYPES
     from orinllm.gpu.path_plan import cache_bytes, make_path_plan
     from orinllm.model import ModelDescription
 
     description = ModelDescription.read(source.model, source.context, KEY_TYPES[source.kv])
     network = description.network
-    plan = make_path_plan(network.gguf, network.config, open_device(source.device), network.kv)
+    plan = make_path_plan(
+        network.gguf, network.config, open_and_name_device(source.device), network.kv
+    )
     for line in _summary_lines(description, plan, cache_bytes(plan, network.context)):
         print_line(line)
     if source.mmproj is not None:

@@ -58,7 +58,7 @@ class CpuExecutor:
         self.config, self.context, self.slots = config, max_context, slots
         self._gguf = gguf
         self._most = max(CHUNK, uncut)
-        self._check_supported()
+        self._require_supported()
         self._native, self._cores = load_native_code(), compute_thread_count()
         self._lowered = program = LoweredModel(gguf, config, max_context, slots, self._most)
         self._checkpoints: dict[int, tuple[int, Floats]] = {}  # tokens, and recurrent states
@@ -302,7 +302,7 @@ class CpuExecutor:
             logits *= np.float32(cap)
         return logits
 
-    def _check_supported(self) -> None:
+    def _require_supported(self) -> None:
         attentions = self.config.attention_by_layer.values()
         mixes = [layer.mix_operation for layer in self.config.layers]
         if self._most > MOST_CHUNK:
@@ -324,9 +324,9 @@ class CpuExecutor:
             model_weight_bytes(self._gguf, self.config),
             self.config.kv_elements_per_token,
         )
-        self._check_memory(weights, 2 * max(1, kept))
+        self._require_memory(weights, 2 * max(1, kept))
 
-    def _check_memory(self, weights: int, kept: int) -> None:
+    def _require_memory(self, weights: int, kept: int) -> None:
         """Raise BadInput where weights, and so many bytes a token of each slot, do not fit."""
         per_token = self.slots * kept
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable_bytes()

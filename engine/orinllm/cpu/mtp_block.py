@@ -83,11 +83,11 @@ class CpuMtpBlock(CpuExecutor):
             self._joined[:n, columns] = rms_normed(values, norm, self.config.norm_eps)
         self._run_operations(1, len(self._lowered.operations))
 
-    def _check_memory(self, weights: int, kept: int) -> None:
+    def _require_memory(self, weights: int, kept: int) -> None:
         """Count what the model holds by token, too, which its check has promised all memory."""
         wanted = (tensor.name.removesuffix(".weight") for tensor in wanted_tensors(self.config))
         names = {self.config.rows_of_matrix(name).tensor for name in wanted}
         held = (self._gguf.tensors[name] for name in names if name in self._gguf.tensors)
         own = sum(2 * tensor.n_elements for tensor in held if not is_read_in_place(tensor))
         of_model = 2 * self._model.config.kv_elements_per_token + 4 * self._model.config.dim
-        super()._check_memory(own, kept + of_model)
+        super()._require_memory(own, kept + of_model)

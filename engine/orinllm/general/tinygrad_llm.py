@@ -45,7 +45,7 @@ class UpstreamExecutor:
             )
         self.config, self.context, self._device = config, max_context, device
         self._model, _ = Transformer.from_gguf(Tensor(gguf.files[0], device=device), max_context)
-        _check_tensor_names(gguf, config, set(get_state_dict(self._model)))
+        _require_known_tensors(gguf, config, set(get_state_dict(self._model)))
         self._start = UOp.variable("start", 0, max(1, max_context - 1))
         self._step = TinyJit(partial(logits_after_token, self._model))
         self._state = TinyJit(partial(_last_hidden_state, self._model))
@@ -139,7 +139,7 @@ def _last_hidden_state(model: Any, token: Tensor, start: UOp) -> Tensor:
     return _normed_states(model, token, start).float().reshape(-1).contiguous()
 
 
-def _check_tensor_names(gguf: GGUF, config: Config, known: set[str]) -> None:
+def _require_known_tensors(gguf: GGUF, config: Config, known: set[str]) -> None:
     """Raise BadInput for a tensor of the trunk that tinygrad.llm does not read."""
     layers = 1 + max((int(n.split(".")[1]) for n in known if n.startswith("blk.")), default=-1)
     for name in gguf.tensors:

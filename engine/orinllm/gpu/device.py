@@ -101,7 +101,7 @@ _VENDORS = (
 _ASKED = ("METAL", "AMD", "NV", "CUDA", "QCOM", "CL", "MOCKGPU", "OCL_ICD_VENDORS")
 
 
-def open_device(name: str | None) -> str:
+def open_and_name_device(name: str | None) -> str:
     """Open a tinygrad device, None for the best that opens; return its name.
 
     Raises BadInput, one line, for one that does not open, or cannot run a model.

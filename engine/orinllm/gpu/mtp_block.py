@@ -30,7 +30,7 @@ class FusedMtpBlock:
 
     def __init__(self, model: FusedExecutor, network: Network, gguf: GGUF, config: Config) -> None:
         memory = model.memory
-        _check_mtp_block(memory, gguf, config, network)
+        _require_runnable_block(memory, gguf, config, network)
         weights = Weights(gguf, config, memory.device, memory.weights)
         with weights.upload_meanwhile():
             sizes = memory.device, memory.context, memory.pages, memory.kv
@@ -75,7 +75,9 @@ def mtp_bytes_per_token(config: Config, kv: KvCacheType) -> int:
     return kv.bytes_for_elements(config.kv_elements_per_token) + 4 * config.dim
 
 
-def _check_mtp_block(memory: ModelMemory, gguf: GGUF, config: Config, model: Network) -> None:
+def _require_runnable_block(
+    memory: ModelMemory, gguf: GGUF, config: Config, model: Network
+) -> None:
     for what, why in make_path_plan(gguf, config, memory.device, memory.kv).obstacles.items():
         raise BadInput(f"{gguf.path}: the fused kernels do not run its block: {what}: {why}")
     free, held = free_memory_bytes(memory.device), mtp_weight_bytes(gguf, config, model)

@@ -12,7 +12,7 @@ from orinllm.choose.pooling import Pooling, choose_pooling
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.file.identity import FileIdentity
-from orinllm.gpu.device import free_memory_bytes, open_device
+from orinllm.gpu.device import free_memory_bytes, open_and_name_device
 from orinllm.gpu.kernels.buffers import KEY_TYPES, PAGE, pages_for_tokens
 from orinllm.gpu.memory import pages_that_fit
 from orinllm.gpu.path_plan import PathPlan
@@ -83,7 +83,7 @@ def load_engine(
     description, template = read_description_and_template(options)
     network = description.network
     pooling = choose_pooling(network.gguf, network.config.architecture, options.pooling)
-    plan = plan_network(network, open_device(options.device))
+    plan = plan_network(network, open_and_name_device(options.device))
     _refuse_deterministic_guesses(options)
     file = network.mtp_block_file(options.draft)
     block = None if file is None else (file, network.mtp_block_config(file))

@@ -266,7 +266,7 @@ import orinllm.command.cli, orinllm.gpu.device
 def hang(name):
     print("opens", file=sys.stderr, flush=True)
     time.sleep(1e6)
-orinllm.gpu.device.open_device = hang
+orinllm.gpu.device.open_and_name_device = hang
 orinllm.command.cli.main()
 """
     for words, code, says in (("chat", 130, ""), ("run -p ''", 2, "orinllm: -p: the prompt is")):
