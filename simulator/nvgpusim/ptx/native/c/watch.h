@@ -273,9 +273,8 @@ static inline __attribute__((noinline)) uint8_t* recorded(const Call* c, const W
 }
 
 // Of a calm read nobody will ask: it leaves no record.
-static inline __attribute__((always_inline)) uint8_t* sure_shared(const Call* c, const Who* o,
-                                                                  uint64_t block, uint64_t a,
-                                                                  uint64_t size, uint64_t site) {
+INLINE uint8_t* sure_shared(const Call* c, const Who* o, uint64_t block, uint64_t a, uint64_t size,
+                            uint64_t site) {
   if (!o->calm) return recorded(c, o, block, a, size, site);
   if (unlikely((a & (size - 1)) || a >= o->end || a + size > o->end)) return 0;
   uint64_t at = o->first + a, g = at >> o->grain;
@@ -300,10 +299,8 @@ static inline uint8_t* load_global(const Call* c, Hit* h, const Who* o, int64_t 
   return likely(q) ? q : load_told(c, i, 'g', a, size, site);
 }
 
-static inline __attribute__((always_inline)) uint8_t* load_shared(const Call* c, const Who* o,
-                                                                  int64_t i, uint64_t block,
-                                                                  uint64_t a, uint64_t size,
-                                                                  uint64_t site) {
+INLINE uint8_t* load_shared(const Call* c, const Who* o, int64_t i, uint64_t block, uint64_t a,
+                            uint64_t size, uint64_t site) {
   uint8_t* q = sure_shared(c, o, block, a, size, site);
   return likely(q) ? q : load_told(c, i, 's', a, size, site);
 }
