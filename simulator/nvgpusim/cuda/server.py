@@ -24,7 +24,7 @@ from ..ptx import KernelCode, KernelFault, Launch, PtxError, PtxModule, compile_
 from ..ptx.sanitizer.sanitize import Sanitizer
 from .fatbin import NoPtxError, ptx_of
 from .heap import DEFAULT_BYTES, DeviceHeap
-from .lines import SourceLines
+from .source_lines import SourceLines
 from .stream_order import (
     StreamOperation,
     StreamOrder,

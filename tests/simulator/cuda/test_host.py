@@ -10,8 +10,8 @@ from tests.patches.conftest import wheel_file
 from tests.simulator.cuda.test_cuda import FLAGS, run
 
 from nvgpusim.cuda.command import build_stand_in
-from nvgpusim.cuda.lines import SourceLines
 from nvgpusim.cuda.server import SIZE, CudaServer
+from nvgpusim.cuda.source_lines import SourceLines
 
 SOURCE = Path(__file__).parent / "host.cu"
 FAULTS = {
