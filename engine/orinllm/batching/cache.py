@@ -97,7 +97,25 @@ class PageStore(Protocol):
         ...
 
 
-class SharedPageStore:
+class _CheckpointingStore:
+    """The part of a `PageStore` that checkpoints of recurrent states need, if it has any."""
+
+    _checkpoints: StateCheckpoints | None
+
+    def prompt_piece_end(self, lease: Lease, start: int, end: int) -> int:
+        """See `PageStore`."""
+        kept = self._checkpoints
+        return end if kept is None else kept.prompt_piece_end(start, end, len(lease.ids))
+
+    def pop_restore_checkpoint(self, lease: Lease) -> int | None:
+        """See `PageStore`."""
+        checkpoint, lease.resumes = lease.resumes, None
+        if checkpoint is not None and self._checkpoints is not None:
+            self._checkpoints.unpin(checkpoint)
+        return checkpoint
+
+
+class SharedPageStore(_CheckpointingStore):
     """`PageStore` of pages that sequences share.
 
     A page that is not full has one user, who writes behind its tokens. It is found by a prompt that
@@ -108,6 +126,7 @@ class SharedPageStore:
 
     def __init__(self, total: int, states: StateSlots | None = None) -> None:
         self.total, self._states = total, states
+        self._checkpoints = states.checkpoints if states and states.checkpoints.total else None
         self._free = list(range(total - 1, -1, -1))
         self._users = [0] * total
         self._name_of: dict[int, bytes] = {}
@@ -201,26 +220,11 @@ class SharedPageStore:
         else:
             self._free.append(page)
 
-    def prompt_piece_end(self, lease: Lease, start: int, end: int) -> int:
-        """See `PageStore`."""
-        kept = None if self._states is None else self._states.checkpoints
-        if kept is None or not kept.total:
-            return end
-        return kept.prompt_piece_end(start, end, len(lease.ids))
-
     def claim_save_checkpoint(self, lease: Lease) -> int | None:
         """See `PageStore`."""
-        kept = None if self._states is None else self._states.checkpoints
-        if kept is None or not kept.total or not lease.done or lease.done % PAGE:
+        if self._checkpoints is None or not lease.done or lease.done % PAGE:
             return None
-        return kept.claim_checkpoint(lease.names[-1], lease.done)
-
-    def pop_restore_checkpoint(self, lease: Lease) -> int | None:
-        """See `PageStore`."""
-        checkpoint, lease.resumes = lease.resumes, None
-        if checkpoint is not None and self._states is not None:
-            self._states.checkpoints.unpin(checkpoint)
-        return checkpoint
+        return self._checkpoints.claim_checkpoint(lease.names[-1], lease.done)
 
     def _take_slot_and_trim_pages(
         self, lease: Lease, ids: Sequence[int], states: StateSlots
@@ -270,7 +274,7 @@ class SharedPageStore:
         return page
 
 
-class SlotStore:
+class SlotStore(_CheckpointingStore):
     """`PageStore` of a piece of memory for each slot, which keeps what its last sequence left.
 
     A prompt gets the free slot that knows most of its beginning; of equals, the one that was used
@@ -359,23 +363,11 @@ class SlotStore:
         )
         self._free.append(slot)
 
-    def prompt_piece_end(self, lease: Lease, start: int, end: int) -> int:
-        """See `PageStore`."""
-        kept = self._checkpoints
-        return end if kept is None else kept.prompt_piece_end(start, end, len(lease.ids))
-
     def claim_save_checkpoint(self, lease: Lease) -> int | None:
         """See `PageStore`."""
         if self._checkpoints is None or not lease.done or lease.done % PAGE:
             return None
         return self._checkpoints.claim_checkpoint(lease.pages.slot, lease.done)
-
-    def pop_restore_checkpoint(self, lease: Lease) -> int | None:
-        """See `PageStore`."""
-        checkpoint, lease.resumes = lease.resumes, None
-        if checkpoint is not None and self._checkpoints is not None:
-            self._checkpoints.unpin(checkpoint)
-        return checkpoint
 
 
 def _partial_page_name(lease: Lease) -> bytes:

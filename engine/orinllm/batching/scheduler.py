@@ -235,7 +235,7 @@ class Scheduler:
             self._end_and_tell_sink(sequence, "cut")
 
     def _end_sequence(self, sequence: ScheduledSequence, reason: str) -> None:
-        """Note that a sequence is over."""
+        """Take what a sequence has and tell the observer; its sink hears nothing."""
         if not sequence.over:
             sequence.over = True
             self._release_slot_and_pages(sequence)

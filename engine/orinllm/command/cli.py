@@ -35,8 +35,8 @@ from orinllm.command.terminal import (
     print_answer,
     print_line,
     print_message,
-    progress_line,
     read_standard_input,
+    showing_progress,
     typed_lines,
 )
 from orinllm.command.utf8_streams import make_streams_utf8, utf8_argument
@@ -64,7 +64,7 @@ def _set_up_speculation(model: Any, lookup: bool, draft: Path | str | None) -> N
     from orinllm.batching.proposers import LookupProposer
 
     if draft is not None:
-        with progress_line(f"loading {Path(draft).name}") as show_progress:
+        with showing_progress(f"loading {Path(draft).name}") as show_progress:
             model.speculate(model.load_proposer(draft, show_progress))
     elif lookup:
         model.speculate(LookupProposer())
@@ -100,7 +100,7 @@ def _load_model(source: ModelSource, opened: Future[str]) -> Any:
     from orinllm.model import Model
 
     started = time.perf_counter()
-    with progress_line(f"loading {source.model.name}") as show_progress:
+    with showing_progress(f"loading {source.model.name}") as show_progress:
         loaded = Model.load(
             source.model,
             device=opened.result,
@@ -422,7 +422,7 @@ def compile_(**given: Any) -> None:
 
         seen = read_matching_mmproj(given["mmproj"], network)
     gpu = checked_target_gpu(given["arch"], given["sms"])
-    with progress_line("compiling") as show_progress:
+    with showing_progress("compiling") as show_progress:
         n = write_cubins(network, gpu, out, given["slots"], seen, show_progress)
     print_message(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 

@@ -40,7 +40,7 @@ def print_line(text: str) -> None:
 
 
 @contextmanager
-def progress_line(text: str) -> Iterator[Callable[[str], None]]:
+def showing_progress(text: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done until it is done; yields what shows another text."""
 
     def show(text: str) -> None:

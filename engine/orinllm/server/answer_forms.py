@@ -86,7 +86,7 @@ def chat_form(
             after,
             perhaps=True,
         )
-    opening, name, key = _call_opening_parts(template, tools or [], forced)
+    opening, name, key = _tool_call_opening_parts(template, tools or [], forced)
     schema = call_schema(forced, key)
     if name is not None:
         schema = schema["properties"][key]
@@ -94,7 +94,7 @@ def chat_form(
     return AnswerForm(matcher, opening=f"{close}\n\n" * thinks + opening, call=True, name=name)
 
 
-def _call_opening_parts(
+def _tool_call_opening_parts(
     template: ChatTemplate, tools: Sequence[Mapping[str, Any]], forced: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str | None, str]:
     """Return what begins a call of a family, the function if that says it, and arguments' name.

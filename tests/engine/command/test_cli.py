@@ -19,7 +19,7 @@ from tests.forked import forked
 
 from orinbench.synth import write_synthetic
 from orinllm.command.cli import main
-from orinllm.command.terminal import print_answer, print_line, print_message, progress_line
+from orinllm.command.terminal import print_answer, print_line, print_message, showing_progress
 from orinllm.text.answer import Delta
 
 ORINLLM = [sys.executable, "-m", "orinllm.command.cli"]
@@ -84,7 +84,7 @@ def test_a_terminal_has_a_line_of_what_is_being_done(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for name, value in (("TERM", "xterm"), ("COLUMNS", "10"), ("NO_COLOR", "")):
         monkeypatch.setenv(name, value)
-    with progress_line("loading \x1b[2J") as show_progress:
+    with showing_progress("loading \x1b[2J") as show_progress:
         show_progress("b" * 99)
     print_message("done", dim=True)
     seen = "\r\x1b[Kloading \\\r\x1b[Kbbbbbbbbb\r\x1b[K\x1b[2mdone\x1b[0m\n"
@@ -92,7 +92,7 @@ def test_a_terminal_has_a_line_of_what_is_being_done(
     monkeypatch.setenv("NO_COLOR", "1")
     print_message("done", dim=True)
     monkeypatch.setenv("TERM", "dumb")
-    with progress_line("loading"):
+    with showing_progress("loading"):
         assert capsys.readouterr().err == "done\n"
     assert not capsys.readouterr().err
 

@@ -215,7 +215,7 @@ class OpenAiAnswer(Answer):
         if said.delta.reasoning:
             message["reasoning_content"] = said.delta.reasoning
         if said.delta.tool_calls:
-            message["tool_calls"] = [_call_object(call) for call in said.delta.tool_calls]
+            message["tool_calls"] = [_tool_call_object(call) for call in said.delta.tool_calls]
         message["refusal"] = None
         logprobs = None if self._common.top is None else self._logprobs_object(said.logprobs)
         return {
@@ -315,13 +315,13 @@ def _delta_object(delta: Delta, first_call: int) -> dict[str, Any]:
         said["reasoning_content"] = delta.reasoning
     if delta.tool_calls:
         said["tool_calls"] = [
-            {"index": first_call + i, **_call_object(call)}
+            {"index": first_call + i, **_tool_call_object(call)}
             for i, call in enumerate(delta.tool_calls)
         ]
     return said
 
 
-def _call_object(call: ToolCall) -> dict[str, Any]:
+def _tool_call_object(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
 

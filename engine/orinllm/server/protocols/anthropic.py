@@ -23,7 +23,7 @@ from orinllm.server.protocols.request_pictures import (
     READS,
     picture_part_of_base64,
     picture_part_of_url,
-    read_content,
+    read_text_or_parts,
 )
 from orinllm.server.protocols.requests import AnswerShape, ChatRequest, CommonFields, OfferedTools
 from orinllm.server.request_jobs import RequestJob
@@ -127,7 +127,7 @@ def _read_tools(fields: Fields) -> OfferedTools:
 
 def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     messages: list[dict[str, Any]] = []
-    if (system := read_content(fields, "system", _read_text_part, "\n")) != "":
+    if (system := read_text_or_parts(fields, "system", _read_text_part, "\n")) != "":
         messages.append({"role": "system", "content": system})
     fields.required("messages")
     parts = fields.subfields_of_each("messages")
@@ -166,7 +166,7 @@ def _messages_of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
                 {"type": "function", "id": block.required_text("id"), "function": function}
             )
         elif kind == "tool_result":
-            said = read_content(block, "content", _read_text_or_image, "\n")
+            said = read_text_or_parts(block, "content", _read_text_or_image, "\n")
             if block.boolean("is_error", False):
                 failed = "Error: "
                 text = {"type": "text", "text": failed}
@@ -237,7 +237,7 @@ class MessagesAnswer(Answer):
         if said.delta.content:
             blocks.append({"type": "text", "text": said.delta.content})
         for call in said.delta.tool_calls:
-            blocks.append({**_call_block(call), "input": json.loads(call.arguments)})
+            blocks.append({**_tool_call_block(call), "input": json.loads(call.arguments)})
         return {**self._message_object(blocks), **self._stop_fields(), "usage": self._usage()}
 
     def _message_object(self, blocks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class MessagesAnswer(Answer):
             yield self._block_delta({"type": "text_delta", "text": delta.content})
         for call in delta.tool_calls:
             yield from self._end_block()
-            yield from self._begin_block("tool_use", _call_block(call))
+            yield from self._begin_block("tool_use", _tool_call_block(call))
             yield self._block_delta({"type": "input_json_delta", "partial_json": call.arguments})
             yield from self._end_block()
 
@@ -314,7 +314,7 @@ class MessagesAnswer(Answer):
         return sse_event(error.error_object("/v1/messages"), "error")
 
 
-def _call_block(call: Any) -> dict[str, Any]:
+def _tool_call_block(call: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{call.id}", "name": call.name, "input": {}}
 
 

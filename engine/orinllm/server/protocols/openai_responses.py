@@ -17,7 +17,7 @@ from orinllm.server.protocols.chat import (
     read_stop_texts,
     read_tools,
 )
-from orinllm.server.protocols.request_pictures import READS, picture_part_of_url, read_content
+from orinllm.server.protocols.request_pictures import READS, picture_part_of_url, read_text_or_parts
 from orinllm.server.protocols.requests import AnswerShape, ChatRequest, CommonFields
 from orinllm.server.request_jobs import RequestJob
 from orinllm.text.tokenizer import Tokenizer
@@ -112,11 +112,13 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
         role = part.one_of("role", _ROLES, None)
         if role is None:
             raise invalid_error(part.path_of("role"), "is missing", "missing_required_parameter")
-        content = read_content(part, "content", _read_text_or_image, "")
+        content = read_text_or_parts(part, "content", _read_text_or_image, "")
         message = _message_to_extend(messages, role == "assistant", role)
         message["content"] = _joined_content(message["content"], content)
     elif kind == "reasoning":
-        texts = (read_content(part, name, _read_text_part, "") for name in ("content", "summary"))
+        texts = (
+            read_text_or_parts(part, name, _read_text_part, "") for name in ("content", "summary")
+        )
         thought = next(filter(None, texts), "")
         part.value("summary")
         part.ignore_unless("encrypted_content", (), "is another server's")
@@ -131,7 +133,9 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
         _message_to_extend(messages, True, "assistant").setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         told = {"role": "tool", "tool_call_id": part.required_text("call_id")}
-        messages.append({**told, "content": read_content(part, "output", _read_text_or_image, "")})
+        messages.append(
+            {**told, "content": read_text_or_parts(part, "output", _read_text_or_image, "")}
+        )
     else:
         raise unsupported_error(part.path_of("type"), f"this server knows no item '{kind}'")
 
@@ -191,7 +195,7 @@ class ResponsesAnswer(Answer):
             items.append(_new_item("reasoning", said.delta.reasoning))
         if said.delta.content or not said.delta.tool_calls:
             items.append(_new_item("message", said.delta.content))
-        items += [_call_item(call) for call in said.delta.tool_calls]
+        items += [_tool_call_item(call) for call in said.delta.tool_calls]
         return self._response_object(items, self._status_text())
 
     def _status_text(self) -> str:
@@ -253,7 +257,7 @@ class ResponsesAnswer(Answer):
                 yield self._item_delta(kind, text)
         for call in delta.tool_calls:
             yield from self._end_item()
-            yield from self._call_events(_call_item(call))
+            yield from self._tool_call_events(_tool_call_item(call))
 
     def closing_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
@@ -310,7 +314,7 @@ class ResponsesAnswer(Answer):
         index = len(self._items) - 1
         yield self._sse_event("response.output_item.done", output_index=index, item=item)
 
-    def _call_events(self, item: dict[str, Any]) -> Iterator[bytes]:
+    def _tool_call_events(self, item: dict[str, Any]) -> Iterator[bytes]:
         self._items.append(item)
         index = len(self._items) - 1
         place = {"item_id": item["id"], "output_index": index}
@@ -330,7 +334,7 @@ def _new_item(kind: str, text: str) -> dict[str, Any]:
     return {**item, "status": "completed", "role": "assistant", "content": [part]}
 
 
-def _call_item(call: Any) -> dict[str, Any]:
+def _tool_call_item(call: Any) -> dict[str, Any]:
     return {
         "id": f"fc_{secrets.token_hex(12)}",
         "type": "function_call",

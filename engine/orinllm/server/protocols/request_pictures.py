@@ -56,7 +56,7 @@ def picture_part_of_base64(data: str, param: str) -> dict[str, Any]:
         raise invalid_error(param, "is no base64") from None
 
 
-def read_content(
+def read_text_or_parts(
     part: Fields, name: str, read_part: Callable[[Fields], dict[str, Any]], joint: str
 ) -> str | list[dict[str, Any]]:
     """Return a text that may come in parts, or these where there are pictures among them."""
