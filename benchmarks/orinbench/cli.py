@@ -15,7 +15,7 @@ from orinbench.measure.profiling.command import profile_command
 from orinbench.measure.suite.command import suite_command
 from orinbench.progress import Progress
 from orinbench.serve.command import serve_bench_command
-from orinbench.show.report_command import report_command
+from orinbench.show.html_report_command import html_report_command
 from orinbench.show.twin_command import twin_command
 from orinbench.synth import synth_command
 from orinllm.errors import BadInput
@@ -33,7 +33,7 @@ for command in (
     check_command,
     compare_command,
     history_command,
-    report_command,
+    html_report_command,
     twin_command,
     profile_command,
     synth_command,

@@ -278,7 +278,7 @@ def table_notes(records: Sequence[Record]) -> list[str]:
         if record.joules_per_token is not None and any(record.energy)
     ]
     found += [_check_note(record) for record in records]
-    found += _row_check_notes(records)
+    found += _check_notes_per_backend(records)
     found += [f"Warning: {line}" for line in warning_lines(records)]
     first = records[0]
     if first.synthetic:
@@ -378,7 +378,7 @@ def _check_note(record: Record) -> str:
     return f"Check: {check.get('text')}."
 
 
-def _row_check_notes(records: Sequence[Record]) -> list[str]:
+def _check_notes_per_backend(records: Sequence[Record]) -> list[str]:
     rows: dict[str, list[str]] = {}
     for record in records:
         if record.check and (said := record.check.get("row")):

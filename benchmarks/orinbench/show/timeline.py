@@ -30,15 +30,15 @@ def _speed_percent(record: Record, index: int) -> float | None:
 def _gpu_mhz(record: Record, index: int) -> float | None:
     gpus = _sample_or_empty(record.board_after, index).get("gpus", ())
     hertz = max((gpu.get("current_hz") or 0 for gpu in gpus), default=0)
-    return _clock_after_sample(record, index, "gpu_mhz") or hertz / 1e6 or None
+    return _clock_rate_after_sample(record, index, "gpu_mhz") or hertz / 1e6 or None
 
 
 def _cpu_mhz(record: Record, index: int) -> float | None:
-    khz = _clock_after_sample(record, index, "cpu_khz")
+    khz = _clock_rate_after_sample(record, index, "cpu_khz")
     return khz / 1e3 if khz else None
 
 
-def _clock_after_sample(record: Record, index: int, name: str) -> float | None:
+def _clock_rate_after_sample(record: Record, index: int, name: str) -> float | None:
     found: float | None = (_sample_or_empty(record.clocks, index).get("after") or {}).get(name)
     return found
 
@@ -91,11 +91,11 @@ def panels_and_axis_text(
     start, end = moments[0][0], moments[-1][0]
     at = [(100 * (x - start) / ((end - start) or 1), *place) for x, place in moments]
     what = "seconds since the first repetition ended" if timed else "round"
-    panels = (_panel_of_reading(title, at, series) for title in READINGS)
+    panels = (_reading_panel_or_none(title, at, series) for title in READINGS)
     return [panel for panel in panels if panel is not None], what
 
 
-def _panel_of_reading(
+def _reading_panel_or_none(
     title: str, moments: Sequence[tuple[float, Record, int]], series: Callable[[Record], str]
 ) -> ReadingPanel | None:
     """Return the panel of a reading, None if nothing tells it; power begins at zero."""
