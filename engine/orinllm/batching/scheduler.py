@@ -328,7 +328,8 @@ class Scheduler:
             no_numbers = NO_NUMBERS if sequence.has_finite_pictures else NO_ROWS
             self._end_and_tell_sink(sequence, "error", NO_TOKEN if gave_up else no_numbers)
             return
-        done = sequence.constraint is not None and sequence.constraint.take_token(token)
+        if sequence.constraint is not None:
+            sequence.constraint.take_token(token)
         if token in sequence.end_ids:
             sequence.lease.last = token
             self._release_slot_and_pages(sequence)
@@ -339,6 +340,7 @@ class Scheduler:
         self._watch.on_token(sequence, now - (sequence.asked if first else sequence.last), first)
         sequence.last = now
         sequence.ids.append(token)
+        done = sequence.constraint is not None and sequence.constraint.is_complete
         reason = "stop" if done else "length" if sequence.n_answer_tokens >= sequence.most else None
         if reason:
             self._release_slot_and_pages(sequence)

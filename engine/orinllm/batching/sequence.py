@@ -30,14 +30,16 @@ class TokenSink(Protocol):
 
 
 class TokenConstraint(Protocol):
-    """Limits of an answer's text."""
+    """Limits of an answer's text; `is_complete`: the answer ends behind the tokens it took."""
+
+    is_complete: bool
 
     def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
         ...
 
-    def take_token(self, token: int) -> bool:
-        """Take the token that was drawn; True says that the answer is complete."""
+    def take_token(self, token: int) -> None:
+        """Go on behind a token of the answer, which may complete it."""
         ...
 
 

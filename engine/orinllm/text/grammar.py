@@ -88,7 +88,7 @@ class GrammarCompiler:
         made = MatcherConstraint(
             matcher.deep_copy(), self._size, self._free_part_end_detector(after)
         )
-        return OptionalConstraint(made) if perhaps else made
+        return ConstraintIfFirstTokenFits(made) if perhaps else made
 
     def _free_part_end_detector(self, after: str) -> Callable[[int], bool] | None:
         """Return what says, token by token, whether the free part is over; None: there is none."""
@@ -108,7 +108,7 @@ class MatcherConstraint:
     """The form of an answer, by a matcher."""
 
     def __init__(self, matcher: LLMatcher, size: int, free: Callable[[int], bool] | None) -> None:
-        self._matcher, self._free = matcher, free
+        self._matcher, self._free, self.is_complete = matcher, free, False
         self.all: Words = np.full((size + 31) // 32, 0xFFFFFFFF, np.uint32)
 
     def allowed_mask(self) -> Words:
@@ -127,37 +127,35 @@ class MatcherConstraint:
         """Say whether a token may be the next of the form."""
         return bool(self._matcher.validate_tokens([token]))
 
-    def take_token(self, token: int) -> bool:
-        """Take a token; True says that the answer is complete."""
+    def take_token(self, token: int) -> None:
+        """Go on behind a token of the answer, which may complete it."""
         if self._free is not None:
             if self._free(token):
                 self._free = None
-            return False
+            return
         self._matcher.consume_token(token)
         # One that gave up has no word that is allowed, and the answer fails.
-        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+        self.is_complete = bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
 
-class OptionalConstraint:
-    """A constraint that holds once the first token is one of its own."""
+class ConstraintIfFirstTokenFits:
+    """Holds an answer that begins with a token of the inner constraint; another one is free."""
 
     def __init__(self, inner: MatcherConstraint) -> None:
-        self._inner, self._began, self._free = inner, False, False
+        self._inner, self._began, self._free, self.is_complete = inner, False, False, False
 
     def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
         return self._inner.allowed_mask() if self._began else self._inner.all
 
-    def take_token(self, token: int) -> bool:
-        """Take a token; True says that the answer is complete."""
-        if self._free:
-            return False
-        if not self._began:
-            if self._inner.is_in_free_part:
-                return self._inner.take_token(token)
+    def take_token(self, token: int) -> None:
+        """Go on behind a token of the answer, which may complete it."""
+        if not self._began and not self._free and not self._inner.is_in_free_part:
             self._began = self._inner.allows_token(token)
             self._free = not self._began
-        return self._began and self._inner.take_token(token)
+        if not self._free:
+            self._inner.take_token(token)
+            self.is_complete = self._inner.is_complete
 
 
 class MinTokensConstraint:
@@ -169,7 +167,7 @@ class MinTokensConstraint:
     def __init__(
         self, tokens: int, ends: frozenset[int], size: int, inner: TokenConstraint | None
     ) -> None:
-        self._left, self._inner = tokens, inner
+        self._left, self._inner, self.is_complete = tokens, inner, False
         self._all: Words = np.full((size + 31) // 32, 0xFFFFFFFF, np.uint32)
         self._some = self._all.copy()
         for token in ends:
@@ -184,10 +182,12 @@ class MinTokensConstraint:
         rest: Words = found & self._some
         return rest if rest.any() else found
 
-    def take_token(self, token: int) -> bool:
-        """Take a token; True says that the answer is complete."""
+    def take_token(self, token: int) -> None:
+        """Go on behind a token of the answer, which may complete it."""
         self._left -= 1
-        return self._inner is not None and self._inner.take_token(token)
+        if self._inner is not None:
+            self._inner.take_token(token)
+            self.is_complete = self._inner.is_complete
 
 
 class _GuidanceVocabulary:

@@ -185,14 +185,14 @@ class Rule:
     """`TokenConstraint`: half of the tokens, by the one before, and a number of them."""
 
     def __init__(self, most: int) -> None:
-        self.most, self._left, self._last = most, most, 0
+        self.most, self._left, self._last, self.is_complete = most, most, 0, False
 
     def allowed_mask(self) -> Words:
         return _HALVES[self._last % 2]
 
-    def take_token(self, token: int) -> bool:
+    def take_token(self, token: int) -> None:
         self._left, self._last = self._left - 1, token
-        return not self._left
+        self.is_complete = not self._left
 
 
 class Client:
@@ -238,8 +238,9 @@ class Client:
                 break
             said.append(token)
             chain = hash((chain, token))
-            held = bool(self._rule) and rule.take_token(token)
-            reason = "stop" if held or len(said) >= self._enough else ""
+            if self._rule:
+                rule.take_token(token)
+            reason = "stop" if rule.is_complete or len(said) >= self._enough else ""
             reason = reason or "length" * (len(said) >= job.most)
         if self.reason == "cut" or not self.reason:
             assert self.heard == said[: len(self.heard)]

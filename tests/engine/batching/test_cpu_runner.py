@@ -29,12 +29,14 @@ MODELS = [("tiny-qwen3", "Q4_K_M"), ("tiny-gptoss", "F16")]
 class Even:
     """A constraint that allows even tokens, and ends the answer at one that 26 divides."""
 
+    is_complete = False
+
     def allowed_mask(self) -> np.ndarray:
         return np.packbits(np.arange(1024) % 2 == 0, bitorder="little").view(np.uint32)
 
-    def take_token(self, token: int) -> bool:
+    def take_token(self, token: int) -> None:
         assert token % 2 == 0
-        return token % 26 == 0
+        self.is_complete = token % 26 == 0
 
 
 class Kept:

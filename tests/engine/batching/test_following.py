@@ -32,14 +32,14 @@ class Grammar:
     """Allows half of the tokens, another half behind each, and a number of them."""
 
     def __init__(self, most: int) -> None:
-        self._left, self._last = most, 0
+        self._left, self._last, self.is_complete = most, 0, False
 
     def allowed_mask(self) -> Words:
         return np.full(VOCABULARY // 32, 0x55555555 << self._last % 2, np.uint32)
 
-    def take_token(self, token: int) -> bool:
+    def take_token(self, token: int) -> None:
         self._left, self._last = self._left - 1, token
-        return not self._left
+        self.is_complete = not self._left
 
 
 def of_every_kind() -> list[ScheduledSequence]:

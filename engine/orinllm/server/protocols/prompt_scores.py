@@ -62,7 +62,7 @@ class ForcedTokensConstraint:
     """A constraint that allows one text, token by token."""
 
     def __init__(self, tokens: Sequence[int], size: int) -> None:
-        self._tokens, self._size, self._at = tokens, size, 0
+        self._tokens, self._size, self._at, self.is_complete = tokens, size, 0, False
 
     def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
@@ -71,10 +71,10 @@ class ForcedTokensConstraint:
         words[token // 32] = 1 << token % 32
         return words
 
-    def take_token(self, token: int) -> bool:
-        """Take a token; True says that the answer is complete."""
+    def take_token(self, token: int) -> None:
+        """Go on behind a token of the answer, which may complete it."""
         self._at += 1
-        return self._at == len(self._tokens)
+        self.is_complete = self._at == len(self._tokens)
 
 
 class _LogprobsSink(EndSink):
