@@ -72,7 +72,7 @@ class ModelDescription:
         path, metadata = network.gguf.path, network.gguf.metadata
         has_template = "tokenizer.chat_template" in metadata
         if has_template:
-            shared_renderer().start_if_needed()  # while the vocabulary is read
+            shared_renderer().start_or_get_process()  # while the vocabulary is read
         try:
             tokenizer = Tokenizer.from_metadata(metadata)
             template = ChatTemplate.from_metadata(metadata, tokenizer) if has_template else None

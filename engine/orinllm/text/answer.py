@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orinllm.text.call_formats import CallFormat, Tool, ToolCall
-from orinllm.text.learned_calls import AnswerFrame
+from orinllm.text.learned_calls import TextsAroundAnswer
 from orinllm.text.reasoning import ReasoningTag
 from orinllm.text.template import ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ class AnswerParser(ABC):
             template.reasoning_tag,
             calls,
             template.starts_in_reasoning(tools=tools, **variables),
-            template.answer_frame,
+            template.texts_around_answer,
         )
 
     def __init__(self) -> None:
@@ -81,19 +81,19 @@ class AnswerParser(ABC):
     def push(self, text: str) -> Delta:
         """Take more of the answer; return what is certain by now."""
         self._buffer += text
-        while self._read_up_to_mark(final=False):
+        while self._try_read_to_mark(final=False):
             pass
         return self._take_delta()
 
     def flush(self) -> Delta:
         """End the answer; return what was held back."""
-        while self._read_up_to_mark(final=True):
+        while self._try_read_to_mark(final=True):
             pass
         self._give_out_rest()
         return self._take_delta()
 
     @abstractmethod
-    def _read_up_to_mark(self, final: bool) -> bool:
+    def _try_read_to_mark(self, final: bool) -> bool:
         """Read up to the next mark; return False if nothing more can be read by now."""
 
     @abstractmethod
@@ -190,7 +190,7 @@ class _MarkedParser(AnswerParser):
         tag: ReasoningTag | None,
         calls: CallFormat | None,
         in_reasoning: bool,
-        frame: AnswerFrame,
+        frame: TextsAroundAnswer,
     ) -> None:
         super().__init__()
         self._tag, self._format, self._frame = tag, calls, frame
@@ -202,14 +202,15 @@ class _MarkedParser(AnswerParser):
         self._after_mark = self._in_reasoning  # white space that only sets marks apart is dropped
         self._space = ""  # may stand before a mark, too
 
-    def _read_up_to_mark(self, final: bool) -> bool:
+    def _try_read_to_mark(self, final: bool) -> bool:
         if self._in_reasoning and self._tag:
             ends = [mark for mark in (self._tag.close, self._frame.opens) if mark]
             text, mark = self._take_text_before_mark([*ends, *self._call_marks_in_thought()], final)
             self._add_text(self._reasoning, text)
             if mark in ends:
-                return self._pass_mark(mark, reasoning=False)
-            return self._read_calls_in_thought(mark, final) if mark else False
+                self._pass_mark(mark, reasoning=False)
+                return True
+            return self._try_read_calls_in_thought(mark, final) if mark else False
         text, mark = self._take_text_before_mark(self._possible_marks(), final)
         # The marks that stand at the beginning alone are none once something was said.
         if text.strip() and not self._began:
@@ -219,11 +220,10 @@ class _MarkedParser(AnswerParser):
         self._add_text(self._content, text)
         if not mark:
             return False
-        if self._tag and mark == self._tag.open:
-            return self._pass_mark(mark, reasoning=True)
-        if mark in (self._frame.opens, *self._frame.closes, self._tag and self._tag.close):
-            return self._pass_mark(mark, reasoning=False)
-        return self._read_calls_at_mark(mark, final)
+        if mark in (*(self._tag or ()), self._frame.opens, *self._frame.closes):
+            self._pass_mark(mark, self._tag is not None and mark == self._tag.open)
+            return True
+        return self._try_read_calls_at_mark(mark, final)
 
     def _possible_marks(self) -> list[str]:
         marks = [*self._frame.closes]
@@ -240,12 +240,11 @@ class _MarkedParser(AnswerParser):
         """Return the marks of calls that end reasoning: models forget to close it."""
         return self._format.opening_marks(True) if self._format else ()
 
-    def _pass_mark(self, mark: str, reasoning: bool) -> bool:
+    def _pass_mark(self, mark: str, reasoning: bool) -> None:
         self._buffer = self._buffer[len(mark) :]
         self._in_reasoning, self._after_mark, self._space = reasoning, True, ""
-        return True
 
-    def _read_calls_at_mark(self, mark: str, final: bool) -> bool:
+    def _try_read_calls_at_mark(self, mark: str, final: bool) -> bool:
         assert self._format is not None
         try:
             found = self._format.read_calls(self._buffer, final)
@@ -258,9 +257,10 @@ class _MarkedParser(AnswerParser):
             return False
         calls, end = found
         self._calls += calls
-        return self._pass_mark(self._buffer[:end], reasoning=False)
+        self._pass_mark(self._buffer[:end], reasoning=False)
+        return True
 
-    def _read_calls_in_thought(self, mark: str, final: bool) -> bool:
+    def _try_read_calls_in_thought(self, mark: str, final: bool) -> bool:
         """Read calls in a thought that was not closed: they are some if nothing follows them."""
         assert self._format is not None and self._tag is not None
         calls, rest, opens = list[ToolCall](), self._buffer, tuple(self._call_marks_in_thought())
@@ -279,9 +279,10 @@ class _MarkedParser(AnswerParser):
             return False
         if calls and not rest:
             self._calls += calls
-            return self._pass_mark(self._buffer, reasoning=False)
-        self._buffer = self._buffer[len(mark) :]
-        self._add_text(self._reasoning, mark)
+            self._pass_mark(self._buffer, reasoning=False)
+        else:
+            self._buffer = self._buffer[len(mark) :]
+            self._add_text(self._reasoning, mark)
         return True
 
     def _add_text(self, where: list[str], text: str) -> None:
@@ -313,9 +314,9 @@ class _HarmonyParser(AnswerParser):
         self._header: str | None = None  # None: between messages, within a header
         self._body = ""
 
-    def _read_up_to_mark(self, final: bool) -> bool:
+    def _try_read_to_mark(self, final: bool) -> bool:
         if self._header is None:
-            return self._read_header(final)
+            return self._try_read_header(final)
         text, mark = self._take_text_before_mark(self._ENDS, final)
         if self._recipient():
             self._body += text
@@ -326,7 +327,7 @@ class _HarmonyParser(AnswerParser):
             self._buffer = self._buffer[len(mark) :]
         return bool(mark)
 
-    def _read_header(self, final: bool) -> bool:
+    def _try_read_header(self, final: bool) -> bool:
         at = self._buffer.find("<|message|>")
         if at >= 0:
             self._header = self._buffer[:at]

@@ -144,7 +144,7 @@ def learn_calls(render: Render) -> LearningResult | None:
 
 
 @dataclass(frozen=True)
-class AnswerFrame:
+class TextsAroundAnswer:
     """The words around those of an answer. opens: before them; closes: marks behind them.
 
     Both are empty where an answer is its words and nothing else.
@@ -154,20 +154,22 @@ class AnswerFrame:
     closes: tuple[str, ...] = ()
 
 
-def learn_answer_frame(render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> AnswerFrame:
+def probe_texts_around_answer(
+    render: Callable[[Sequence[Mapping[str, Any]], bool], str],
+) -> TextsAroundAnswer:
     """Learn what a template writes around an answer in words."""
     question = {"role": "user", "content": _QUESTION}
     try:
         asked = render([question], True)
         said = render([question, {"role": "assistant", "content": _SAID}], False)
     except BadInput:
-        return AnswerFrame()
+        return TextsAroundAnswer()
     before, _, after = _past_answer(said, asked, _SAID).partition(_SAID)
     if not before.strip():
-        return AnswerFrame()
+        return TextsAroundAnswer()
     # From the end of one mark to the beginning of the next, words that belong to them.
     closes = re.findall(r"<[^>]+>(?:[^<>\s]+<[^>]+>)?", after)
-    return AnswerFrame(before, tuple(closes))
+    return TextsAroundAnswer(before, tuple(closes))
 
 
 def _past_answer(text: str, asked: str, word: str = _NAMES[0]) -> str:

@@ -19,11 +19,11 @@ from orinllm.text.call_formats import CallFormat, LlamaFormat, Tool, known_forma
 from orinllm.text.learned_calls import (
     PROBE,
     PROBES,
-    AnswerFrame,
     LearningResult,
+    TextsAroundAnswer,
     common_start_length,
-    learn_answer_frame,
     learn_calls,
+    probe_texts_around_answer,
 )
 from orinllm.text.messages import (
     Message,
@@ -351,9 +351,9 @@ class ChatTemplate:
         )
 
     @functools.cached_property
-    def answer_frame(self) -> AnswerFrame:
+    def texts_around_answer(self) -> TextsAroundAnswer:
         """Words that the template has around what an answer says."""
-        return learn_answer_frame(
+        return probe_texts_around_answer(
             lambda messages, asks: self._render_messages(messages, None, asks, {})
         )
 

@@ -84,7 +84,7 @@ def test_what_a_template_changes_is_gone_with_its_job(renderer: TemplateRenderer
 
 
 def test_a_process_that_is_gone_comes_back(renderer: TemplateRenderer) -> None:
-    process = renderer.start_if_needed()
+    process = renderer.start_or_get_process()
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     with pytest.raises(BadInput, match="the process that works on it ended with status -9"):

@@ -48,11 +48,11 @@ def answer_jobs(
     for line in sys.stdin.buffer:
         if first is None:
             do(line)
-        elif status := _do_in_fork(do, line):
+        elif status := _do_in_fork_returning_status(do, line):
             print(json.dumps({"error": end_reason(status, seconds, memory)}), flush=True)
 
 
-def _do_in_fork(do: Callable[[bytes], None], line: bytes) -> int:
+def _do_in_fork_returning_status(do: Callable[[bytes], None], line: bytes) -> int:
     """Do a job in a copy of this process; return its exit status, as `subprocess` says it."""
     if copy := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])

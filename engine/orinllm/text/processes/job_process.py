@@ -39,7 +39,7 @@ class JobProcess:
         self._process: subprocess.Popen[bytes] | None = None
         _CHILDREN.add(self)
 
-    def start_if_needed(self) -> subprocess.Popen[bytes]:
+    def start_or_get_process(self) -> subprocess.Popen[bytes]:
         """Return the process, which is started if there is none."""
         with self._lock:
             if self._process is None:
@@ -73,26 +73,22 @@ class JobProcess:
                 self.close()  # an answer that nobody read would be the next job's
                 raise
             if not answer.endswith(b"\n"):
-                raise BadInput(self._end_reason())
+                assert self._process is not None
+                status = self._process.wait()
+                self.close()  # the next job gets a new one
+                raise BadInput(end_reason(status, self.seconds, self.memory))
         found: dict[str, Any] = json.loads(answer)
         if "error" in found:
             raise BadInput(found["error"])
         return found
 
     def _exchange_lines(self, line: bytes) -> bytes:
-        process = self.start_if_needed()
+        process = self.start_or_get_process()
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(line)
             process.stdin.flush()
         return process.stdout.readline()
-
-    def _end_reason(self) -> str:
-        """Say why the process is gone; the next job gets a new one."""
-        assert self._process is not None
-        status = self._process.wait()
-        self.close()
-        return end_reason(status, self.seconds, self.memory)
 
     def close(self) -> None:
         """End the process."""

@@ -318,12 +318,12 @@ def test_a_grammar_that_gives_up_ends_with_an_error_event(monkeypatch: pytest.Mo
 def test_a_bomb_is_not_in_the_next_ones_way(grammars: GrammarCompiler) -> None:
     """The vocabulary is read once: another process would have to read it again."""
     grammars.compile_matcher("regex", "b", "grammar")
-    process = grammars._compiler_process.start_if_needed()
+    process = grammars._compiler_process.start_or_get_process()
     for _ in range(2):
         with pytest.raises(BadInput, match=r"^response_format: it takes more than 0\.6 s"):
             grammars.compile_matcher(*BOMBS["many"], "response_format")
     grammars.compile_matcher("regex", "c", "grammar")
-    assert grammars._compiler_process.start_if_needed() is process and process.poll() is None
+    assert grammars._compiler_process.start_or_get_process() is process and process.poll() is None
 
 
 def test_a_mark_ends_the_free_part_whatever_blanks_come_with_it(
