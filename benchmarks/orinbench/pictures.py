@@ -16,7 +16,7 @@ from orinllm.loader import Network
 from orinllm.mmproj import PictureEncoder, enable_pictures, network_with_pictures, read_mmproj
 from orinllm.model import ModelDescription
 from orinllm.network.vision.pictures import Picture
-from orinllm.network.vision.prepare import MOST_PIXELS, prepare_picture
+from orinllm.network.vision.prepare import MOST_PIXELS, tiles_and_grid
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 # Pixels of a side that are drawn as one, and smoothed: JPEG keeps what an encoder sees.
@@ -69,7 +69,7 @@ class RandomPictures:
             _, projector = read_mmproj(mmproj)
         except BadInput as error:
             raise BenchError(str(error)) from None
-        tiles, _ = prepare_picture(self.draw(0), projector.way, projector.sizes)
+        tiles, _ = tiles_and_grid(self.draw(0), projector.way, projector.sizes)
         rows = sum(projector.tile_row_count(tile.height, tile.width) for tile in tiles)
         return rows + _AROUND * (1 + len(tiles))
 

@@ -26,7 +26,7 @@ from orinllm.gpu.kernels.buffers import (
     round_up,
 )
 from orinllm.gpu.path_plan import PathPlan, cache_bytes, make_path_plan, require_known_types
-from orinllm.network.arch import config_of, mtp_config_of
+from orinllm.network.arch import config_of, require_mtp_config
 from orinllm.network.config import Config
 from orinllm.progress import Say, say_nothing
 
@@ -77,9 +77,9 @@ class Network:
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
         gguf = GGUF.open(path)
         try:
-            trained = config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats).trained_context
+            trained = config_of(gguf.metadata, gguf.tensors, gguf.float_tensor).trained_context
             length = _checked_context(context, trained)
-            config = config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats, length)
+            config = config_of(gguf.metadata, gguf.tensors, gguf.float_tensor, length)
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
         return Network(gguf, config, length, kv)
@@ -103,7 +103,7 @@ class Network:
         """
         gguf = self.gguf if gguf is None else gguf
         try:
-            block = mtp_config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats, self.context)
+            block = require_mtp_config(gguf.metadata, gguf.tensors, gguf.float_tensor, self.context)
         except BadInput as error:
             raise BadInput(f"{gguf.path}: {error}") from None
         own = _common_sizes(self.gguf, self.config, len(self.config.layers))

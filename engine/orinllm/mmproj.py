@@ -26,7 +26,7 @@ from orinllm.network.vision.pictures import (
     PreparedPicture,
     find_or_make_picture,
 )
-from orinllm.network.vision.prepare import MOST_BYTES, check_picture_size, prepare_picture
+from orinllm.network.vision.prepare import MOST_BYTES, check_picture_size, tiles_and_grid
 from orinllm.network.vision.qwen import qwen2vl_projector, qwen3vl_projector, qwen25vl_projector
 from orinllm.text.processes.job_process import JobProcess
 from orinllm.text.template import ChatTemplate
@@ -110,7 +110,7 @@ class PictureEncoder:
         image = (
             source if isinstance(source, Image.Image) else Image.fromarray(_checked_pixels(source))
         )
-        tiles, grid = prepare_picture(image, self.projector.way, self.projector.sizes)
+        tiles, grid = tiles_and_grid(image, self.projector.way, self.projector.sizes)
         return tuple(np.asarray(tile) for tile in tiles), grid
 
     def prompt_text(self, picture: Picture, bare: bool = False) -> str:

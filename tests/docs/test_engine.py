@@ -16,7 +16,7 @@ from orinllm.file.ggml import kernel_ggml_types
 from orinllm.file.gguf import GGUF
 from orinllm.network.arch import ARCHITECTURES
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.tinygrad_llm import general_config
+from orinllm.network.arch.tinygrad_llm import tinygrad_config
 from orinllm.network.layer import Activation, Gate
 
 PAGE = "docs/engine.md"
@@ -28,8 +28,8 @@ def _names(names: list[str]) -> str:
 
 
 def architectures() -> str:
-    fused = [name for name, family in ARCHITECTURES.items() if family.config is not general_config]
-    others = [name for name, family in ARCHITECTURES.items() if family.config is general_config]
+    fused = [name for name, family in ARCHITECTURES.items() if family.config is not tinygrad_config]
+    others = [name for name, family in ARCHITECTURES.items() if family.config is tinygrad_config]
     return f"{_names(fused)}; tinygrad.llm: {_names(others)}."
 
 
@@ -82,7 +82,7 @@ def test_the_architecture_that_the_page_adds_makes_a_config(tmp_path: Path) -> N
     write_synthetic(path, "tiny-qwen3", "F16", 0)
     gguf = GGUF.open(path)
     metadata = {**gguf.metadata, "qwen3.embedding_scale": 6.0}
-    config = scope["faux_config"](Header(metadata, gguf.tensors, gguf.tensor_floats, 64))
+    config = scope["faux_config"](Header(metadata, gguf.tensors, gguf.float_tensor, 64))
     assert config.embedding_scale == 6
     assert all(attention.qk_norm for attention in config.attention_by_layer.values())
     gates = [op for layer in config.layers for op in layer.operations if isinstance(op, Gate)]

@@ -72,7 +72,7 @@ def _mmproj_of_hub_model() -> Path | None:
     from orinllm.file.hub import HubName, find_or_fetch_mmproj
 
     named = click.get_current_context().meta.get(_NAMED, "")
-    if Path(named).exists() or (name := HubName.parse(named)) is None:
+    if Path(named).exists() or (name := HubName.parse_unless_path(named)) is None:
         return None
     return find_or_fetch_mmproj(f"hf.co/{name.repository}", _print_to_stderr)
 

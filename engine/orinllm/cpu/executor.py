@@ -239,7 +239,7 @@ class CpuExecutor:
 
     def apply_last_norm(self, rows: Floats) -> Floats:
         """Return what the last norm makes of what the last layer leaves."""
-        weight = self._gguf.tensor_floats(f"{self.config.final_norm}.weight")
+        weight = self._gguf.float_tensor(f"{self.config.final_norm}.weight")
         return rms_normed(rows, weight, self.config.norm_eps)
 
     def _last_layer_rows(self, n: int) -> Floats:
@@ -304,7 +304,7 @@ class CpuExecutor:
 
     def _require_supported(self) -> None:
         attentions = self.config.attention_by_layer.values()
-        mixes = [layer.mix_operation for layer in self.config.layers]
+        mixes = [layer.experts_operation for layer in self.config.layers]
         if self._most > MOST_CHUNK:
             raise BadInput(
                 f"pictures of {self._most} rows that see each other; a CPU computes {MOST_CHUNK} "

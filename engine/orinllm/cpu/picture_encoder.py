@@ -216,7 +216,7 @@ class _TileStages:
         )
 
     def _lower_product(self, product: MatrixProduct) -> None:
-        value, width = self._values[product.of], product.width
+        value, width = self._values[product.of], product.output_width
         gated, epilogue = product.bend is ProductActivation.GATED, _STORED
         if product.out == X:
             out, epilogue = self._values[X], _ADDED

@@ -30,7 +30,7 @@ LAYER_TABLE = "per_layer_token_embd.weight"
 
 def model_weight_bytes(gguf: GGUF, config: Config) -> int:
     """Return the bytes that the weights of a model take in a CPU's memory."""
-    names = (name for name in gguf.tensors if name != LAYER_TABLE and config.owns_tensor(name))
+    names = (n for n in gguf.tensors if n != LAYER_TABLE and not config.is_in_other_block(n))
     held = (gguf.tensors[name] for name in names)
     rows = ((tensor.n_elements // tensor.shape[-1], tensor) for tensor in held)
     return sum(n_rows * row_bytes(tensor) for n_rows, tensor in rows)

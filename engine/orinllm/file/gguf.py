@@ -145,7 +145,7 @@ class GGUF:
         tensor = self.tensors[name]
         return self.files[tensor.file][tensor.offset : tensor.offset + tensor.n_bytes]
 
-    def tensor_floats(self, name: str) -> NDArray[np.float32]:
+    def float_tensor(self, name: str) -> NDArray[np.float32]:
         """Return a small tensor of F32 or F16 as floats; raises BadInput for another type."""
         tensor = self.tensors[name]
         types = {GgmlType.F32: "<f4", GgmlType.F16: "<f2"}
@@ -234,9 +234,9 @@ class _PartFile:
                 raise _DamagedError(f"{key} appears twice")
             (kind,) = struct.unpack_from("<I", self._view, at)
             at = (
-                self._add_array(key, at + 4)
+                self._add_array_returning_end(key, at + 4)
                 if kind == _ARRAY
-                else self._add_scalar(key, kind, at + 4)
+                else self._add_scalar_returning_end(key, kind, at + 4)
             )
         found = []
         for _ in range(n_tensors):
@@ -268,7 +268,7 @@ class _PartFile:
             raise _DamagedError(f"the name {name[:_MAX_NAME]!r} holds what cannot be printed")
         return name, end
 
-    def _add_scalar(self, key: str, kind: int, at: int) -> int:
+    def _add_scalar_returning_end(self, key: str, kind: int, at: int) -> int:
         if kind == _STRING:
             text, end = self._string_and_end(at)
             self.metadata.add_lazily(key, lambda: text)
@@ -279,7 +279,7 @@ class _PartFile:
         self.metadata.add_lazily(key, lambda: value)
         return at + struct.calcsize(_SCALARS[kind][0])
 
-    def _add_array(self, key: str, at: int) -> int:
+    def _add_array_returning_end(self, key: str, at: int) -> int:
         kind, length = struct.unpack_from("<IQ", self._view, at)
         start = end = at + 12
         if kind == _STRING:
@@ -288,7 +288,7 @@ class _PartFile:
                 (n,) = unpack(self._view, end)
                 lengths.append(n)
                 end += 8 + n
-            self.metadata.add_lazily(key, lambda: self._decode_strings(start, lengths), length)
+            self.metadata.add_lazily(key, lambda: self._decode_string_array(start, lengths), length)
         elif kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind][1])
             end += length * dtype.itemsize
@@ -301,7 +301,7 @@ class _PartFile:
             raise _DamagedError(_BEYOND)
         return end
 
-    def _decode_strings(self, at: int, lengths: Sequence[int]) -> list[str]:
+    def _decode_string_array(self, at: int, lengths: Sequence[int]) -> list[str]:
         """Return an array's strings; bytes that are no UTF-8 become lone surrogates."""
         raw, found, end = bytes(self._view[at : at + 8 * len(lengths) + sum(lengths)]), [], 0
         for length in lengths:

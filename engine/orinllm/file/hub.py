@@ -36,7 +36,7 @@ class HubName:
     quant: str | None = None
 
     @staticmethod
-    def parse(text: str) -> "HubName | None":
+    def parse_unless_path(text: str) -> "HubName | None":
         """Return the name that a text is, None for a path; raises BadInput for half a name."""
         prefix = next((prefix for prefix in PREFIXES if text.startswith(prefix)), None)
         if prefix is None:
@@ -55,7 +55,7 @@ class HubName:
 
 def find_or_fetch_mmproj(given: str | Path, say: Say) -> Path:
     """Return the file of a path, or the mmproj of a repository, as `find_or_fetch_model` does."""
-    return find_or_fetch_model(given, say, choose_mmproj_file)
+    return find_or_fetch_model(given, say, lambda name, files: [choose_mmproj_file(name, files)])
 
 
 def find_or_fetch_model(given: str | Path, say: Say, choose: "Choose | None" = None) -> Path:
@@ -66,7 +66,7 @@ def find_or_fetch_model(given: str | Path, say: Say, choose: "Choose | None" = N
     those that the hub promised.
     """
     path = Path(given)
-    if path.exists() or (name := HubName.parse(str(given))) is None:
+    if path.exists() or (name := HubName.parse_unless_path(str(given))) is None:
         return path
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -81,7 +81,7 @@ def find_or_fetch_model(given: str | Path, say: Say, choose: "Choose | None" = N
         files = [cached[file] for file in chosen]
         for file, path in zip(chosen, files, strict=True):
             if (mark := _unchecked_mark_path(name, file)).exists():
-                _check_fetched_file(name, file, path, mark)
+                _verify_or_delete_file(name, file, path, mark)
         if not isinstance(error.__cause__, OfflineModeIsEnabled):
             say(f"{error}; using the copy that is here")
         return files[0]
@@ -93,7 +93,7 @@ def find_or_fetch_model(given: str | Path, say: Say, choose: "Choose | None" = N
     return paths[0]
 
 
-def choose_mmproj_file(name: HubName, files: Iterable[str]) -> list[str]:
+def choose_mmproj_file(name: HubName, files: Iterable[str]) -> str:
     """Return the file of a repository that lets its model see, of F16 if there are several.
 
     Raises BadInput where there is none.
@@ -108,11 +108,9 @@ def choose_mmproj_file(name: HubName, files: Iterable[str]) -> list[str]:
         raise BadInput(f"{name}: has no mmproj file; its model sees nothing")
     wanted = (name.quant, *_MMPROJ_TYPES)
     by_type = {(_quant_in_name(_model_stem(file)) or "").upper(): file for file in reversed(found)}
-    return [
-        next(
-            (by_type[kind.upper()] for kind in wanted if kind and kind.upper() in by_type), found[0]
-        )
-    ]
+    return next(
+        (by_type[kind.upper()] for kind in wanted if kind and kind.upper() in by_type), found[0]
+    )
 
 
 def is_mmproj_name(file: str) -> bool:
@@ -238,13 +236,13 @@ def _fetch_file(name: HubName, file: str) -> Path:
         mark.touch()
     path = Path(hf_hub_download(name.repository, file))
     if unchecked or str(path) != before:
-        _check_fetched_file(name, file, path, mark)
+        _verify_or_delete_file(name, file, path, mark)
     else:
         _remove_unchecked_mark(mark)
     return path
 
 
-def _check_fetched_file(name: HubName, file: str, path: Path, mark: Path) -> None:
+def _verify_or_delete_file(name: HubName, file: str, path: Path, mark: Path) -> None:
     """Check a file's bytes, and take its mark away; raises BadInput, and removes a wrong file."""
     try:
         _check_checksum(name, file, path)
@@ -353,7 +351,7 @@ def _quant_in_name(stem: str) -> str | None:
 
 def remove_cached_model(text: str) -> CachedModel:
     """Remove a model from the cache, all its versions; raises BadInput where it is not there."""
-    name = HubName.parse(text)
+    name = HubName.parse_unless_path(text)
     if name is None:
         raise BadInput(f"{text}: is no name of the hub; {_EXPECTED}")
     found = [kept for kept in cached_models() if kept.name.repository == name.repository]

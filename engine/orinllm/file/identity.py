@@ -74,10 +74,10 @@ class FileIdentity:
     def digest(self) -> str:
         """SHA-256 of the bytes, hexadecimal: the first call reads the file, which takes a while."""
         with self._lock:
-            return self._digest
+            return self._digest_without_lock
 
     @cached_property
-    def _digest(self) -> str:
+    def _digest_without_lock(self) -> str:
         # The hub's store names a file by its digest, which was checked when it came.
         if len(self.paths) == 1 and _SHA256.fullmatch(name := self.paths[0].resolve().name):
             return name

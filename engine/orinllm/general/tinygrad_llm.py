@@ -98,14 +98,14 @@ def reason_unsupported(gguf: GGUF, config: Config) -> str | None:
         return None  # arch/tinygrad_llm.py has refused what it does not
     if config.architecture not in _KNOWN:
         return f"does not know {config.architecture}"
-    if config.architecture == "llama" and any(layer.mix_operation for layer in config.layers):
+    if config.architecture == "llama" and any(layer.experts_operation for layer in config.layers):
         return "does not normalize the weights of a llama's experts"
     read = "rope_freqs.weight" in gguf.tensors  # what it divides frequencies by
     for attention in config.attention_by_layer.values():
         rope = attention.rope
         assert rope is not None  # in all of _KNOWN
         plain = np.asarray(rope.frequencies) * (
-            gguf.tensor_floats("rope_freqs.weight") if read else 1
+            gguf.float_tensor("rope_freqs.weight") if read else 1
         )
         steps = np.diff(np.log(plain))
         if rope.magnitude != 1 or not np.allclose(

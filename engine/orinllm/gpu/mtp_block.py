@@ -66,7 +66,8 @@ def mtp_weight_bytes(gguf: GGUF, config: Config, model: Network) -> int:
     return sum(
         tensor.n_bytes
         for name, tensor in gguf.tensors.items()
-        if config.owns_tensor(name) and not (shares and model.config.owns_tensor(name))
+        if not config.is_in_other_block(name)
+        if not shares or model.config.is_in_other_block(name)
     )
 
 

@@ -8,7 +8,7 @@ from orinllm.file.ggml import GgmlType, kernel_ggml_types
 from orinllm.file.gguf import GGUF, TensorInfo
 from orinllm.gpu.device import reason_unsupported
 from orinllm.gpu.kernels.buffers import F16, PAGE, KvCacheType, round_up
-from orinllm.network.arch.check import wanted_tensors
+from orinllm.network.arch.tensor_check import wanted_tensors
 from orinllm.network.config import Config
 from orinllm.network.layer import Activate, Activation, MixExperts, Recurrence
 
@@ -69,7 +69,7 @@ def make_path_plan(gguf: GGUF, config: Config, device: str, kv: KvCacheType = F1
 def _weight_bytes_and_layout(gguf: GGUF, config: Config, path: str) -> tuple[int, str]:
     """Return the bytes of the weights on a device, and how they lie there."""
     if path != "cpu":
-        size = sum(t.n_bytes for name, t in gguf.tensors.items() if config.owns_tensor(name))
+        size = sum(t.n_bytes for n, t in gguf.tensors.items() if not config.is_in_other_block(n))
         return size, "they lie in the file"
     from orinllm.cpu.weight_layout import is_read_in_place, model_weight_bytes
 
@@ -145,7 +145,7 @@ def _tensor_obstacles(gguf: GGUF, config: Config, device: str) -> dict[str, str]
         if (why := _matrix_obstacle(tensor, device)) is not None:
             found[tensor.name] = why
     for index, layer in enumerate(config.layers):
-        if layer.mix_operation is not None and layer.mix_operation.experts.gated:
+        if layer.experts_operation is not None and layer.experts_operation.experts.gated:
             gate, up = (
                 gguf.tensors[
                     config.rows_of_matrix(f"{config.tensor_prefix(index)}ffn_{name}_exps").tensor

@@ -90,15 +90,15 @@ class Config:
                 found[name] = max(width, found.get(name, 0))
         return found
 
-    def owns_tensor(self, tensor: str) -> bool:
-        """Say whether a tensor of the file is of no block, or of one of these layers.
+    def is_in_other_block(self, tensor: str) -> bool:
+        """Say whether a tensor of the file is of a block that is none of these layers.
 
         Behind a model's layers are blocks that propose later tokens.
         """
         number = tensor.split(".")[1] if tensor.startswith("blk.") else ""
         if not number.isdecimal() or not self.layers:
-            return True
-        return int(number) - self.first in range(len(self.layers))
+            return False
+        return int(number) - self.first not in range(len(self.layers))
 
     def tensor_prefix(self, layer: int) -> str:
         """Return what the names of a layer's tensors begin with."""

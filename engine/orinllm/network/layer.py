@@ -264,7 +264,7 @@ class GatedDeltaNet:
     size: int
 
     @property
-    def width(self) -> int:
+    def output_width(self) -> int:
         """Elements of what it makes of a token."""
         return self.heads * self.size
 
@@ -287,14 +287,14 @@ class SelectiveScan:
     state: int
 
     @property
-    def width(self) -> int:
+    def output_width(self) -> int:
         """Elements of what it makes of a token."""
         return self.heads * self.head_dim
 
     @property
-    def channels(self) -> int:
+    def input_width(self) -> int:
         """Elements of x, B and C."""
-        return self.width + 2 * self.groups * self.state
+        return self.output_width + 2 * self.groups * self.state
 
 
 # What keeps a state of each sequence, which does not go back.
@@ -329,9 +329,9 @@ def n_state_floats(operation: Operation) -> int:
         case Convolve():
             return operation.channels * (operation.taps - 1)
         case GatedDeltaNet():
-            return operation.width * operation.size
+            return operation.output_width * operation.size
         case SelectiveScan():
-            return operation.width * operation.state
+            return operation.output_width * operation.state
     return 0
 
 
@@ -381,7 +381,7 @@ class Layer:
         return sum(map(n_state_floats, self.operations))
 
     @property
-    def mix_operation(self) -> MixExperts | None:
+    def experts_operation(self) -> MixExperts | None:
         """The layer's mixture of experts, if it has one."""
         return next((op for op in self.operations if isinstance(op, MixExperts)), None)
 
@@ -405,7 +405,7 @@ class Layer:
                 case Convolve():
                     found[operation.out] = operation.channels
                 case GatedDeltaNet() | SelectiveScan():
-                    found[operation.out] = operation.width
+                    found[operation.out] = operation.output_width
         return found
 
 

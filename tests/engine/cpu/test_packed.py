@@ -27,7 +27,7 @@ from orinllm.cpu.weight_layout import PACKED, floats_for_rounded_inputs
 from orinllm.file.ggml import GgmlType
 from orinllm.mmproj import read_mmproj
 from orinllm.network.vision.patches import query_blocks_with_keys
-from orinllm.network.vision.prepare import prepare_picture
+from orinllm.network.vision.prepare import tiles_and_grid
 
 RECORDED = np.load(Path(tiny.__file__).with_name("recorded.npz"))
 # As many rows as a tile has at most.
@@ -166,7 +166,7 @@ def test_an_encoder(
     tiles = [
         np.asarray(tile)
         for picture in tiny.pictures(kind)
-        for tile in prepare_picture(Image.fromarray(picture), projector.way, projector.sizes)[0]
+        for tile in tiles_and_grid(Image.fromarray(picture), projector.way, projector.sizes)[0]
     ]
     assert (
         np.abs(CpuPictureEncoder(gguf, projector.encoder)(tiles) - RECORDED[f"{kind}.rows"]).max()

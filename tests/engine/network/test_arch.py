@@ -86,7 +86,7 @@ def test_every_synthetic_shape_has_a_config(shape: str) -> None:
 
 
 def experts_of(config: Config) -> Experts:
-    mix = config.layers[0].mix_operation
+    mix = config.layers[0].experts_operation
     assert mix is not None
     return mix.experts
 
@@ -324,7 +324,7 @@ def test_what_hybrid_files_leave_out() -> None:
     keys = dict(MODELS["nemotron_h_moe"][1])
     del keys["expert_weights_norm"]
     mixtures = [
-        layer.mix_operation
+        layer.experts_operation
         for layer in nemotron_h_config(header_of("nemotron_h_moe", 3, keys)).layers
     ]
     assert [mix.experts.normalized for mix in mixtures if mix] == [False]

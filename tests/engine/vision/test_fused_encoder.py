@@ -23,7 +23,7 @@ from orinllm.gpu.launch import LaunchGraph
 from orinllm.gpu.picture_encoder import FusedPictureEncoder, reason_not_fused
 from orinllm.mmproj import make_encode_function, read_mmproj
 from orinllm.network.vision.patches import query_blocks_with_keys
-from orinllm.network.vision.prepare import prepare_picture
+from orinllm.network.vision.prepare import tiles_and_grid
 
 pytestmark = pytest.mark.usefixtures("emulation")
 RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
@@ -62,7 +62,7 @@ def test_rows_are_those_of_transformers(
     tiles = [
         np.asarray(tile)
         for picture in pictures
-        for tile in prepare_picture(picture, projector.way, projector.sizes)[0]
+        for tile in tiles_and_grid(picture, projector.way, projector.sizes)[0]
     ]
     wanted, n = RECORDED[f"{kind}.rows"], tiny.rows(kind)[0]
     if other:

@@ -34,7 +34,7 @@ from orinllm.network.vision.pictures import (
     pictures_in,
     split_into_pieces,
 )
-from orinllm.network.vision.prepare import _size_by_longest_side, decode_picture, prepare_picture
+from orinllm.network.vision.prepare import _size_by_longest_side, decode_picture, tiles_and_grid
 
 TILE, LONGEST = 56, 168
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
@@ -107,10 +107,10 @@ def test_tiles_are_those_of_transformers() -> None:
     for at, data in enumerate(files):
         image, raw = decode_picture(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
         wanted = square(images=[raw], return_tensors="np")["pixel_values"]
-        tiles, _ = prepare_picture(image, "square", {"size": TILE})
+        tiles, _ = tiles_and_grid(image, "square", {"size": TILE})
         np.testing.assert_array_equal(normed(tiles, TILE), wanted)
         told = tiled(images=[[raw]], return_tensors="np", return_row_col_info=True)
-        tiles, grid = prepare_picture(image, "tiled", {"size": TILE, "longest": LONGEST})
+        tiles, grid = tiles_and_grid(image, "tiled", {"size": TILE, "longest": LONGEST})
         np.testing.assert_array_equal(normed(tiles, TILE), told["pixel_values"][0], str(at))
         assert grid == (told["rows"][0][0], told["cols"][0][0])
 
@@ -137,10 +137,10 @@ def test_patches_of_blocks_are_those_of_transformers() -> None:
         image, raw = decode_picture(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
         if max(image.size) > 200 * min(image.size):
             with pytest.raises(BadInput, match="a side of 200 times the other at most"):
-                prepare_picture(image, "blocks", sizes)
+                tiles_and_grid(image, "blocks", sizes)
             continue
         told = processor(images=[raw], return_tensors="np")
-        (tile,), _ = prepare_picture(image, "blocks", sizes)
+        (tile,), _ = tiles_and_grid(image, "blocks", sizes)
         assert [1, tile.height // patch, tile.width // patch] == list(told["image_grid_thw"][0])
         frames = told["pixel_values"].reshape(-1, 3, 2, patch**2)
         wanted = frames[:, :, 0].reshape(len(frames), -1)

@@ -17,7 +17,7 @@ from orinbench.check.vision import Encode, Pixels, check_encoder
 from orinbench.errors import BenchError
 from orinllm.mmproj import make_encode_function, read_mmproj
 from orinllm.network.vision.pictures import Floats
-from orinllm.network.vision.prepare import prepare_picture
+from orinllm.network.vision.prepare import tiles_and_grid
 
 RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
 
@@ -33,7 +33,7 @@ def test_the_reference_is_what_transformers_computes(mmproj: Path) -> None:
     kind, reference = mmproj.stem, VisionReference(mmproj)
     _, projector = read_mmproj(mmproj)
     pictures = [Image.fromarray(picture) for picture in tiny.pictures(kind)]
-    tiles = [t for p in pictures for t in prepare_picture(p, projector.way, projector.sizes)[0]]
+    tiles = [t for p in pictures for t in tiles_and_grid(p, projector.way, projector.sizes)[0]]
     rows = np.concatenate([reference.encode_tile(np.asarray(tile)) for tile in tiles])
     assert np.abs(rows - RECORDED[f"{kind}.rows"]).max() < 1e-5
 

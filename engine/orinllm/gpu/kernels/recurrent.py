@@ -186,7 +186,7 @@ def delta_net_launch(
         f"{places.states_expression}, {gates.eps!r}f}}",
         (op.heads, places.grid_sequences),
     )
-    operations = 8 * op.width * op.size * places.grid_sequences * places.most_tokens
+    operations = 8 * op.output_width * op.size * places.grid_sequences * places.most_tokens
     block, writes = op.size * _COLUMN, places.written_arguments
     return replace(launch, block=block, writes=writes, operations=operations, per_sm=2)
 
@@ -200,7 +200,7 @@ def mamba2_launches(
 ) -> Iterator[Launch]:
     """Yield a Mamba-2 of rows of x, B, C, and of z and dt: into outs[0], then normed to outs[1]."""
     (mixed, out), (xbc, beside) = outs, rows
-    assert gates.skip is not None and xbc.stride == op.channels
+    assert gates.skip is not None and xbc.stride == op.input_width
     threads = op.head_dim * _ROW
     given: Given = {"float* out": mixed, "const float* in": xbc.buffer}
     given |= {"const float* beside": beside.buffer, "const float* decay": gates.decay}
@@ -223,10 +223,10 @@ def mamba2_launches(
         f"Mamba{{out, in, beside, decay, dt, skip, {places.states_expression}}}",
         (op.heads, places.grid_sequences),
     )
-    operations = 5 * op.width * op.state * places.grid_sequences * places.most_tokens
+    operations = 5 * op.output_width * op.state * places.grid_sequences * places.most_tokens
     yield replace(launch, block=threads, writes=places.written_arguments, operations=operations)
     count, most, more = count_most_and_arguments(places.count)
-    cols = op.width // op.groups
+    cols = op.output_width // op.groups
     yield make_rows_launch(
         "recurrent.cu norm_groups",
         f"{op.groups}x{cols}",

@@ -195,7 +195,7 @@ class PictureLowering:
         group = sum(round_up(n, COLUMN_STEP) for _, n in made.matrices)
         columns = PaddedColumns(made.matrices[0][1] if single else group, group)
         if mode == "GATED":
-            columns = _padded_columns(made.width)
+            columns = _padded_columns(made.output_width)
         halves = mode in ("ACTIVATED", "GATED")
         if made.out == X:
             value = self._values[X]

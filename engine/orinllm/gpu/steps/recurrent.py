@@ -23,9 +23,9 @@ class RecurrenceLowering:
     def __init__(self, memory: ModelMemory, values: Mapping[str, Buffer], rows: int) -> None:
         self._memory, self._values = memory, values
         operations = [op for layer in memory.config.layers for op in layer.operations]
-        wide = max((op.width for op in operations if isinstance(op, SelectiveScan)), default=0)
+        widths = [op.output_width for op in operations if isinstance(op, SelectiveScan)]
         self._scanned = (
-            memory.allocate_scratch(rows * wide) if wide else None
+            memory.allocate_scratch(rows * max(widths)) if widths else None
         )  # before the norm of groups
 
     def lower_operation(

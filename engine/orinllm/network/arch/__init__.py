@@ -9,27 +9,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from orinllm.errors import BadInput
-from orinllm.network.arch.check import WantedTensor, check_tensors, wanted_tensors
 from orinllm.network.arch.gemma import gemma2_config, gemma3_config
 from orinllm.network.arch.gemma4 import gemma4_config
 from orinllm.network.arch.gpt_oss import gpt_oss_config
-from orinllm.network.arch.header import Header, TensorHeader, Vector
+from orinllm.network.arch.header import Header, TensorShapeAndType, Vector
 from orinllm.network.arch.lfm2 import lfm2_config
 from orinllm.network.arch.llama import granite_config, llama_config, mistral3_config, smollm3_config
 from orinllm.network.arch.nemotron_h import nemotron_h_config
 from orinllm.network.arch.phi import phi3_config
 from orinllm.network.arch.qwen import qwen2_config, qwen3_config, qwen3moe_config, qwen3vl_config
 from orinllm.network.arch.qwen35 import qwen35_config, qwen35_mtp_config
-from orinllm.network.arch.tinygrad_llm import general_config
+from orinllm.network.arch.tensor_check import WantedTensor, check_tensors, wanted_tensors
+from orinllm.network.arch.tinygrad_llm import tinygrad_config
 from orinllm.network.config import Config
 
 __all__ = [
     "ARCHITECTURES",
-    "TensorHeader",
+    "TensorShapeAndType",
     "Vector",
     "WantedTensor",
     "config_of",
-    "mtp_config_of",
+    "require_mtp_config",
     "wanted_tensors",
 ]
 
@@ -71,7 +71,7 @@ ARCHITECTURES: Mapping[str, Family] = {
     "nemotron_h_moe": Family(nemotron_h_config),
     "granitehybrid": Family(granite_config, rope_tensors=True),
     "gemma4": Family(gemma4_config, rope_tensors=True),
-    **dict.fromkeys(("olmoe", "deepseek2", "glm4moe"), Family(general_config)),
+    **dict.fromkeys(("olmoe", "deepseek2", "glm4moe"), Family(tinygrad_config)),
 }
 
 # Names close to supported ones that stand for another network, and what it has.
@@ -97,7 +97,7 @@ _FOREIGN_KEYS = {
 
 def config_of(
     metadata: Mapping[str, Any],
-    tensors: Mapping[str, TensorHeader],
+    tensors: Mapping[str, TensorShapeAndType],
     vector: Vector,
     max_context: int | None = None,
 ) -> Config:
@@ -126,15 +126,15 @@ def config_of(
     return config
 
 
-def mtp_config_of(
+def require_mtp_config(
     metadata: Mapping[str, Any],
-    tensors: Mapping[str, TensorHeader],
+    tensors: Mapping[str, TensorShapeAndType],
     vector: Vector,
     max_context: int,
 ) -> Config:
-    """Return the block behind a file's layers that proposes later tokens (MTP): see `config_of`.
+    """Return the Config of the block behind a file's layers that proposes later tokens (MTP).
 
-    It is a model of one layer. Raises BadInput, one line, where the file has none that is known.
+    As `config_of`, of a model of one layer. Raises BadInput where the file has none that is known.
     """
     header = Header(metadata, tensors, vector, max_context)
     family = ARCHITECTURES.get(header.architecture)

@@ -144,8 +144,8 @@ Added = Callable[[str, str | None], tuple[Operation, ...]]
 
 
 @dataclass(frozen=True)
-class LayerParts:
-    """A family's layers: norm, attention, add, norm, feed-forward, add; of each layer its own.
+class LayerMaker:
+    """Makes a family's layers: norm, attention, add, norm, feed-forward, add; each has its own.
 
     mixers: what layers have in place of attention, from the value "normed" to "out"; None:
     attention. (): all have it.
@@ -196,10 +196,10 @@ def attention_operations(of: str, attention: Attention, dim: int) -> tuple[Opera
     )
 
 
-def decoder_config(header: Header, parts: LayerParts) -> Config:
+def decoder_config(header: Header, maker: LayerMaker) -> Config:
     """Return the Config of a family without multipliers, fused tensors and other specials."""
     dim = header.whole_number("embedding_length")
-    return config_of_layers(header, tuple(parts.make_layer(i, dim) for i in range(header.n_layers)))
+    return config_of_layers(header, tuple(maker.make_layer(i, dim) for i in range(header.n_layers)))
 
 
 def mtp_config_of_block(header: Header, layer: Layer, index: int) -> Config:
@@ -311,7 +311,7 @@ def read_windows(header: Header, pattern: int, default: int = 0) -> tuple[int, .
     window = header.whole_number("attention.sliding_window", default, least=0)
     if window == 0:
         return (0,) * layers
-    given = header.get("attention.sliding_window_pattern", pattern)
+    given = header.value_or_raise("attention.sliding_window_pattern", pattern)
     if isinstance(given, int | np.integer) and not isinstance(given, bool):
         local = [given == 0 or index % given < given - 1 for index in range(layers)]
     else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from orinllm.network.arch.decoder import (
     HeadCounts,
-    LayerParts,
+    LayerMaker,
     decoder_config,
     dense_feed_forwards,
     layer_attentions,
@@ -60,8 +60,8 @@ def _score_scale(header: Header, heads: HeadCounts, layers_27b: int) -> float:
 
 
 def _gemma_config(header: Header, layers: list[Attention], logit_softcap: float) -> Config:
-    parts = LayerParts(layers, dense_feed_forwards(header, Activation.GELU), post_norms=True)
+    maker = LayerMaker(layers, dense_feed_forwards(header, Activation.GELU), post_norms=True)
     scale = header.whole_number("embedding_length") ** 0.5
     return replace(
-        decoder_config(header, parts), embedding_scale=scale, logit_softcap=logit_softcap
+        decoder_config(header, maker), embedding_scale=scale, logit_softcap=logit_softcap
     )

@@ -113,7 +113,7 @@ def _attention_operations(
 
 def _layer_attentions(header: Header) -> list[Attention]:
     """Return the attention of each layer: near ones have windows, and heads of their own size."""
-    header.get("attention.sliding_window_pattern")  # has no default
+    header.value_or_raise("attention.sliding_window_pattern")  # has no default
     windows, heads = read_windows(header, 0), read_head_counts(header)
     near_size = header.whole_number("attention.key_length_swa", heads.head_dim)
     shared = header.whole_number("attention.shared_kv_layers", 0, least=0)

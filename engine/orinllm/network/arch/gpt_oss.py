@@ -1,7 +1,7 @@
 """gpt-oss. Source: src/models/openai-moe.cpp of llama.cpp 0.5.0."""
 
 from orinllm.network.arch.decoder import (
-    LayerParts,
+    LayerMaker,
     decoder_config,
     expert_feed_forwards,
     layer_attentions,
@@ -30,4 +30,4 @@ def gpt_oss_config(header: Header) -> Config:
     experts = read_experts(header, hidden, Gating.SOFTMAX_OF_CHOSEN, normalized=False, biased=True)
     layers = layer_attentions(heads, far, windows, near, sinks=True)
     mixed = expert_feed_forwards(header, experts, Activation.GPT_OSS)
-    return decoder_config(header, LayerParts(layers, mixed, ffn_norm="post_attention_norm"))
+    return decoder_config(header, LayerMaker(layers, mixed, ffn_norm="post_attention_norm"))

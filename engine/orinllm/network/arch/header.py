@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from orinllm.errors import BadInput
 
 
-class TensorHeader(Protocol):
-    """A tensor as the architecture table sees it."""
+class TensorShapeAndType(Protocol):
+    """What the architecture table sees of a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ class Header:
     """Metadata and tensors of a file. `max_context` is how many tokens a sequence may have."""
 
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, TensorHeader]
+    tensors: Mapping[str, TensorShapeAndType]
     vector: Vector  # the values of a small F32 tensor, by name
     max_context: int
     whole: bool = False  # blocks that propose later tokens are layers, too
@@ -49,7 +49,7 @@ class Header:
         """Return whether the file has ARCHITECTURE.key."""
         return f"{self.architecture}.{key}" in self.metadata
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def value_or_raise(self, key: str, default: Any = None) -> Any:
         """Return the value of ARCHITECTURE.key; without a default a missing key is BadInput."""
         name = f"{self.architecture}.{key}"
         value = self.metadata.get(name, default)
@@ -59,7 +59,7 @@ class Header:
 
     def whole_number(self, key: str, default: int | None = None, least: int = 1) -> int:
         """Return a whole number of at least `least`."""
-        value = self.get(key, default)
+        value = self.value_or_raise(key, default)
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise BadInput(
                 self._wrong_value_text(key, value, f"a whole number of at least {least}")
@@ -68,7 +68,7 @@ class Header:
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number."""
-        value = self.get(key, default)
+        value = self.value_or_raise(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise BadInput(self._wrong_value_text(key, value, "a number"))
         if not np.isfinite(value):
@@ -83,14 +83,14 @@ class Header:
 
     def text(self, key: str, default: str) -> str:
         """Return a string."""
-        value = self.get(key, default)
+        value = self.value_or_raise(key, default)
         if not isinstance(value, str):
             raise BadInput(self._wrong_value_text(key, value, "a string"))
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a boolean."""
-        value = self.get(key, default)
+        value = self.value_or_raise(key, default)
         if not isinstance(value, bool | np.bool_):
             raise BadInput(self._wrong_value_text(key, value, "true or false"))
         return bool(value)
@@ -138,10 +138,8 @@ class Header:
     def refuse_keys(self, keys: Mapping[str, str]) -> None:
         """Refuse the file if one of `keys` is set and not 0; each says what it would stand for."""
         for key, meaning in keys.items():
-            if self.has_key(key) and np.any(np.asarray(self.get(key)) != 0):
-                raise BadInput(
-                    f"{self.architecture}.{key} is {self.get(key)}: {meaning} is not supported"
-                )
+            if self.has_key(key) and np.any(np.asarray(value := self.value_or_raise(key)) != 0):
+                raise BadInput(f"{self.architecture}.{key} is {value}: {meaning} is not supported")
 
     def _wrong_value_text(self, key: str, value: object, expected: str) -> str:
         return (

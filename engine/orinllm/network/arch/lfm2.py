@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from orinllm.network.arch.decoder import (
     FeedForward,
-    LayerParts,
+    LayerMaker,
     decoder_config,
     dense_feed_forwards,
     layer_attentions,
@@ -37,5 +37,5 @@ def lfm2_config(header: Header) -> Config:
         mixed = FeedForward(Activation.SILU, experts=replace(experts, choice_bias=True))
         feed_forwards[first:] = [mixed] * len(feed_forwards[first:])
     mixers = [None if kv_heads else convolution for kv_heads in heads.kv_heads]
-    parts = LayerParts(layer_attentions(heads, rope, qk_norm=True), feed_forwards, mixers=mixers)
-    return replace(decoder_config(header, parts), final_norm="token_embd_norm")
+    maker = LayerMaker(layer_attentions(heads, rope, qk_norm=True), feed_forwards, mixers=mixers)
+    return replace(decoder_config(header, maker), final_norm="token_embd_norm")

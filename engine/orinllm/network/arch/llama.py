@@ -9,7 +9,7 @@ from orinllm.errors import BadInput
 from orinllm.network.arch.decoder import (
     SHARED,
     FeedForward,
-    LayerParts,
+    LayerMaker,
     decoder_config,
     dense_feed_forwards,
     layer_attentions,
@@ -28,18 +28,18 @@ _SMOLLM3_STEP = 4
 
 def llama_config(header: Header) -> Config:
     """Return the Config of a llama; with experts it is a Mixtral."""
-    return decoder_config(header, _layer_parts(header))
+    return decoder_config(header, _layer_maker(header))
 
 
 def mistral3_config(header: Header) -> Config:
     """Return the Config of a Ministral 3: queries beyond the original context are scaled."""
-    parts, scale = _layer_parts(header), header.number("attention.temperature_scale", 0.0)
+    maker, scale = _layer_maker(header), header.number("attention.temperature_scale", 0.0)
     if scale == 0:
-        return decoder_config(header, parts)
+        return decoder_config(header, maker)
     trained = header.whole_number("context_length")
     length = header.whole_number("rope.scaling.original_context_length", trained)
-    scaled = [replace(one, temperature=QueryTemperature(scale, length)) for one in parts.attentions]
-    return decoder_config(header, replace(parts, attentions=scaled))
+    scaled = [replace(one, temperature=QueryTemperature(scale, length)) for one in maker.attentions]
+    return decoder_config(header, replace(maker, attentions=scaled))
 
 
 def smollm3_config(header: Header) -> Config:
@@ -48,7 +48,7 @@ def smollm3_config(header: Header) -> Config:
     layers = layer_attentions(heads, read_rope(header, heads.head_dim, interleaved=True))
     step = slice(_SMOLLM3_STEP - 1, None, _SMOLLM3_STEP)
     layers[step] = [replace(one, rope=None) for one in layers[step]]
-    return decoder_config(header, LayerParts(layers, dense_feed_forwards(header, Activation.SILU)))
+    return decoder_config(header, LayerMaker(layers, dense_feed_forwards(header, Activation.SILU)))
 
 
 def granite_config(header: Header) -> Config:
@@ -59,7 +59,7 @@ def granite_config(header: Header) -> Config:
             f"{header.architecture}.logit_scale is 0; a number other than 0 was expected"
         )
     header.refuse_keys({"deepstack_mapping": "a vision model's projector"})
-    parts = _layer_parts(
+    maker = _layer_maker(
         header,
         scale=header.number("attention.scale", 0.0) or None,
         # Dense files turn positions off by the key that says that a scaling was trained.
@@ -67,16 +67,16 @@ def granite_config(header: Header) -> Config:
     )
     if header.architecture == "granitehybrid":
         kv_heads, net = read_head_counts(header, least=0).kv_heads, mamba2_operations(header)
-        parts = replace(parts, mixers=[None if n else net for n in kv_heads])
-    parts = replace(parts, residual_scale=header.number("residual_scale", 0.0) or 1.0)
+        maker = replace(maker, mixers=[None if n else net for n in kv_heads])
+    maker = replace(maker, residual_scale=header.number("residual_scale", 0.0) or 1.0)
     return replace(
-        decoder_config(header, parts),
+        decoder_config(header, maker),
         embedding_scale=header.number("embedding_scale", 0.0) or 1.0,
         logit_scale=1 / logit_scale,
     )
 
 
-def _layer_parts(header: Header, scale: float | None = None, has_rope: bool = True) -> LayerParts:
+def _layer_maker(header: Header, scale: float | None = None, has_rope: bool = True) -> LayerMaker:
     heads = read_head_counts(header, least=int(header.architecture != "granitehybrid"))
     rope = read_rope(header, heads.head_dim, interleaved=True) if has_rope else None
     if rope is not None and 2 * len(rope.frequencies) != heads.head_dim:
@@ -95,5 +95,5 @@ def _layer_parts(header: Header, scale: float | None = None, has_rope: bool = Tr
         experts = read_experts(header, width, Gating.SOFTMAX, normalized=True, reads=reads)
         wide = header.whole_number(shared, 0, least=0) if is_granite else 0
         part = FeedForward(Activation.SILU, 0, experts, wide)
-        return LayerParts(layers, [part] * header.n_layers)
-    return LayerParts(layers, dense_feed_forwards(header, Activation.SILU))
+        return LayerMaker(layers, [part] * header.n_layers)
+    return LayerMaker(layers, dense_feed_forwards(header, Activation.SILU))

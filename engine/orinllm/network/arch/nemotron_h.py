@@ -81,8 +81,8 @@ def mamba2_operations(header: Header) -> tuple[Operation, ...]:
         )
     scan = SelectiveScan("mixed", "convolved", "projected", heads, inner // heads, groups, state)
     return (
-        Linear("projected", "normed", (("ssm_in", inner + scan.channels + heads),)),
-        Convolve("convolved", "projected", "ssm_conv1d", scan.channels, taps, first=inner),
+        Linear("projected", "normed", (("ssm_in", inner + scan.input_width + heads),)),
+        Convolve("convolved", "projected", "ssm_conv1d", scan.input_width, taps, first=inner),
         scan,
         Linear("out", "mixed", (("ssm_out", dim),)),
     )

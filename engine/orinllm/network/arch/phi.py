@@ -7,7 +7,7 @@ within their context; llama.cpp sets it to 0, and so does this.
 from dataclasses import replace
 
 from orinllm.network.arch.decoder import (
-    LayerParts,
+    LayerMaker,
     decoder_config,
     dense_feed_forwards,
     layer_attentions,
@@ -23,8 +23,8 @@ def phi3_config(header: Header) -> Config:
     """Return the Config of a Phi-3: q, k and v are one tensor, gate and up another."""
     heads = read_head_counts(header)
     rope = read_rope(header, heads.head_dim, interleaved=False)
-    parts = LayerParts(layer_attentions(heads, rope), dense_feed_forwards(header, Activation.SILU))
-    config = decoder_config(header, parts)
+    maker = LayerMaker(layer_attentions(heads, rope), dense_feed_forwards(header, Activation.SILU))
+    config = decoder_config(header, maker)
     matrices = dict(config.matrices)
     for index, hidden in enumerate(header.whole_numbers_by_layer("feed_forward_length")):
         both = f"blk.{index}.ffn_up.weight"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from orinllm.errors import BadInput
 from orinllm.network.arch.decoder import (
-    LayerParts,
+    LayerMaker,
     decoder_config,
     dense_feed_forwards,
     expert_feed_forwards,
@@ -21,14 +21,14 @@ from orinllm.network.layer import Activation, AddDeepstackRows, Attention, Gatin
 def qwen2_config(header: Header) -> Config:
     """Return the Config of a Qwen2 or 2.5: biases of q, k and v are tensors of the file."""
     return decoder_config(
-        header, LayerParts(_layer_attentions(header), dense_feed_forwards(header, Activation.SILU))
+        header, LayerMaker(_layer_attentions(header), dense_feed_forwards(header, Activation.SILU))
     )
 
 
 def qwen3_config(header: Header) -> Config:
     """Return the Config of a dense Qwen3: q and k are normed by head."""
     layers = _layer_attentions(header, qk_norm=True)
-    return decoder_config(header, LayerParts(layers, dense_feed_forwards(header, Activation.SILU)))
+    return decoder_config(header, LayerMaker(layers, dense_feed_forwards(header, Activation.SILU)))
 
 
 def qwen3moe_config(header: Header) -> Config:
@@ -40,7 +40,7 @@ def qwen3moe_config(header: Header) -> Config:
     experts = read_experts(header, hidden, Gating.SOFTMAX, normalized=True)
     layers = _layer_attentions(header, qk_norm=True)
     return decoder_config(
-        header, LayerParts(layers, expert_feed_forwards(header, experts, Activation.SILU))
+        header, LayerMaker(layers, expert_feed_forwards(header, experts, Activation.SILU))
     )
 
 

@@ -12,7 +12,7 @@ from orinllm.errors import BadInput
 from orinllm.network.arch.decoder import (
     SHARED,
     FeedForward,
-    LayerParts,
+    LayerMaker,
     decoder_config,
     dense_feed_forwards,
     layer_attentions,
@@ -33,7 +33,7 @@ def qwen35_config(header: Header) -> Config:
     """Return the Config of a Qwen3.5: gated delta nets, and attention with gates."""
     net = _delta_net_operations(header)
     mixers = [net if recurrent else None for recurrent in _is_recurrent_by_layer(header)]
-    return decoder_config(header, replace(_layer_parts(header), mixers=mixers))
+    return decoder_config(header, replace(_layer_maker(header), mixers=mixers))
 
 
 def qwen35_mtp_config(header: Header) -> Config:
@@ -48,10 +48,10 @@ def qwen35_mtp_config(header: Header) -> Config:
         )
     whole, dim = replace(header, whole=True), header.whole_number("embedding_length")
     index = whole.n_layers - 1
-    return mtp_config_of_block(whole, _layer_parts(whole).make_layer(index, dim), index)
+    return mtp_config_of_block(whole, _layer_maker(whole).make_layer(index, dim), index)
 
 
-def _layer_parts(header: Header) -> LayerParts:
+def _layer_maker(header: Header) -> LayerMaker:
     heads = read_head_counts(header)
     rope = rope_with_axes(header, read_rope(header, heads.head_dim, interleaved=False), mixed=True)
     layers = layer_attentions(heads, rope, qk_norm=True, gated=True)
@@ -61,7 +61,7 @@ def _layer_parts(header: Header) -> LayerParts:
         if of_experts
         else dense_feed_forwards(header, Activation.SILU)
     )
-    return LayerParts(layers, feed_forwards, ffn_norm="post_attention_norm")
+    return LayerMaker(layers, feed_forwards, ffn_norm="post_attention_norm")
 
 
 def _is_recurrent_by_layer(header: Header) -> tuple[bool, ...]:
@@ -69,7 +69,8 @@ def _is_recurrent_by_layer(header: Header) -> tuple[bool, ...]:
     if not header.has_key("attention.recurrent_layers"):
         interval = header.whole_number("full_attention_interval", _INTERVAL)
         return tuple((index + 1) % interval != 0 for index in range(header.n_layers))
-    given = [bool(item) for item in np.asarray(header.get("attention.recurrent_layers")).flat]
+    items = np.asarray(header.value_or_raise("attention.recurrent_layers")).flat
+    given = [bool(item) for item in items]
     if len(given) < header.n_layers:
         raise BadInput(
             f"{header.architecture}.attention.recurrent_layers has {len(given)} entries; "

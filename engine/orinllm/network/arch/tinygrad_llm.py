@@ -18,7 +18,7 @@ _REASONS = {
 _SOFTMAX, _SIGMOID = 1, 2
 
 
-def general_config(header: Header) -> Config:
+def tinygrad_config(header: Header) -> Config:
     """Return a Config without layers that says why; raises BadInput for what would be wrong."""
     name = header.architecture
     scaling = header.text("rope.scaling.type", "none")

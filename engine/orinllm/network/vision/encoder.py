@@ -42,7 +42,7 @@ class MatrixProduct:
     bend: ProductActivation | None = None
 
     @property
-    def width(self) -> int:
+    def output_width(self) -> int:
         """Elements of a row of `out`."""
         return sum(n for _, n in self.matrices) // (
             2 if self.bend is ProductActivation.GATED else 1
@@ -190,7 +190,7 @@ class Projector:
         return self.n_rows if blocks is None else blocks[0] * blocks[1]
 
 
-def layer_operations(
+def layers_operations(
     shape: EncoderShape,
     every: int = 0,
     behind: Callable[[int], Iterable[Operation]] = lambda at: (),

@@ -5,7 +5,7 @@ Source: tools/mtmd/{clip.cpp,models/siglip.cpp} of llama.cpp; the text around a 
 """
 
 from orinllm.network.layer import Norm
-from orinllm.network.vision.encoder import JoinRows, MatrixProduct, Projector, layer_operations
+from orinllm.network.vision.encoder import JoinRows, MatrixProduct, Projector, layers_operations
 from orinllm.network.vision.header import ClipHeader
 
 _BEGIN, _END = "<start_of_image>", "<end_of_image>"
@@ -16,7 +16,7 @@ def gemma3_projector(header: ClipHeader) -> Projector:
     shape, pool = header.square_tile_shape_and_merge(4)
     out = header.tensor_shape("mm.input_projection.weight")[-1]
     operations = [
-        *layer_operations(shape),
+        *layers_operations(shape),
         JoinRows("pooled", "seen", pool**2, mean=True),
         Norm("normed rows", "pooled", "mm.soft_emb_norm"),
         MatrixProduct("rows", "normed rows", (("mm.input_projection", out),)),

@@ -36,7 +36,7 @@ class ClipHeader:
         self._metadata, self._tensors = gguf.metadata, gguf.tensors
         self._read: set[str] = set()
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def value_or_raise(self, key: str, default: Any = None) -> Any:
         """Return clip.vision.KEY; without a default a missing key is BadInput."""
         name = f"clip.vision.{key}"
         value = self._metadata.get(name, default)
@@ -46,7 +46,7 @@ class ClipHeader:
 
     def positive_whole_number(self, key: str, default: int | None = None, most: int = _MOST) -> int:
         """Return a whole number above 0."""
-        value = self.get(key, default)
+        value = self.value_or_raise(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise BadInput(
                 f"clip.vision.{key} is {value!r}; a number from 1 to {most:,} was expected"
@@ -55,7 +55,7 @@ class ClipHeader:
 
     def non_negative_numbers(self, key: str, n: int = 3) -> tuple[float, ...]:
         """Return `n` numbers from 0 on, as of three channels."""
-        value = self.get(key)
+        value = self.value_or_raise(key)
         given = value if isinstance(value, list) else [value]
         if len(given) != n or not all(
             isinstance(each, int | float) and 0 <= each < math.inf for each in given
@@ -178,7 +178,7 @@ class ClipHeader:
                         )
                         if self.has_tensor(f"{name}.bias"):
                             self._check_tensor_shape(f"{name}.bias", (n,))
-                    widths[out] = operation.width
+                    widths[out] = operation.output_width
                 case AttendAll(out, of):
                     widths[out] = widths[of] // 3
                 case JoinRows(out, of, rows, mean):

@@ -6,7 +6,7 @@ them are those of `transformers`' Idefics3Processor.
 
 import numpy as np
 
-from orinllm.network.vision.encoder import JoinRows, MatrixProduct, Projector, layer_operations
+from orinllm.network.vision.encoder import JoinRows, MatrixProduct, Projector, layers_operations
 from orinllm.network.vision.header import ClipHeader
 
 _AROUND, _GLOBAL, _SLOT = "<fake_token_around_image>", "<global-img>", "<image>"
@@ -17,7 +17,7 @@ def idefics3_projector(header: ClipHeader) -> Projector:
     shape, side = header.square_tile_shape_and_merge()
     out = header.tensor_shape("mm.model.fc.weight")[0]
     operations = [
-        *layer_operations(shape),
+        *layers_operations(shape),
         JoinRows("joined", "seen", side**2),
         MatrixProduct("rows", "joined", (("mm.model.fc", out),)),
     ]

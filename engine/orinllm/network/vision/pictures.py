@@ -94,7 +94,7 @@ def _picture_number_of_row(row: int) -> int:
     return (-row - 1) // MOST_ROWS
 
 
-def _picture_of_row(row: int) -> Picture | None:
+def _find_picture(row: int) -> Picture | None:
     with _LOCK:
         return _BY_NUMBER.get(_picture_number_of_row(row))
 
@@ -131,7 +131,7 @@ def pictures_in(ids: Sequence[int]) -> tuple[Picture, ...]:
     """
     rows = {_picture_number_of_row(row): row for row in ids if row < 0}  # one of each picture
     found = [
-        picture for _, row in sorted(rows.items()) if (picture := _picture_of_row(row)) is not None
+        picture for _, row in sorted(rows.items()) if (picture := _find_picture(row)) is not None
     ]
     if len(found) < len(rows):
         raise BadInput("the prompt has rows of a picture that is not there any more")
@@ -181,7 +181,7 @@ def position_shift(ids: Sequence[int]) -> int:
 def _picture_starts_and_shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield where pictures of a shape begin among tokens, and the shape."""
     for at in np.flatnonzero((ids < 0) & ((-ids - 1) % MOST_ROWS == 0)):
-        picture = _picture_of_row(int(ids[at]))
+        picture = _find_picture(int(ids[at]))
         if picture is not None and picture.shape is not None:
             yield int(at), picture.shape
 

@@ -142,7 +142,7 @@ WAYS: Mapping[str, Callable[..., Tiles]] = {
 }
 
 
-def prepare_picture(source: bytes | Image.Image, way: str, sizes: Mapping[str, Any]) -> Tiles:
+def tiles_and_grid(source: bytes | Image.Image, way: str, sizes: Mapping[str, Any]) -> Tiles:
     """Return the tiles of a file or an image, and their grid (pictures.py: Prepared).
 
     Raises BadInput, one line, for what is none.

@@ -20,7 +20,7 @@ from orinllm.network.vision.encoder import (
     Operation,
     ProductActivation,
     Projector,
-    layer_operations,
+    layers_operations,
 )
 from orinllm.network.vision.header import ClipHeader
 
@@ -36,7 +36,7 @@ def qwen2vl_projector(header: ClipHeader) -> Projector:
     """Return the projector of a Qwen2-VL."""
     shape = header.encoder_shape()
     return _make_projector(
-        header, shape, AnyPictureSize(), layer_operations(shape), "qwen2vl_merger"
+        header, shape, AnyPictureSize(), layers_operations(shape), "qwen2vl_merger"
     )
 
 
@@ -54,7 +54,7 @@ def qwen25vl_projector(header: ClipHeader) -> Projector:
             "for a block of such patches"
         )
     return _make_projector(
-        header, shape, AnyPictureSize(window), layer_operations(shape, every), "qwen2.5vl_merger"
+        header, shape, AnyPictureSize(window), layers_operations(shape, every), "qwen2.5vl_merger"
     )
 
 
@@ -71,7 +71,7 @@ def qwen3vl_projector(header: ClipHeader) -> Projector:
             yield LayerNorm("normed", "joined", f"{prefix}norm")
             yield from _gelu_mlp_operations(header, beside[-1], (f"{prefix}fc1", f"{prefix}fc2"))
 
-    operations = layer_operations(shape, behind=behind)
+    operations = layers_operations(shape, behind=behind)
     free = AnyPictureSize(learned=math.isqrt(header.tensor_shape("v.position_embd.weight")[0]))
     return _make_projector(header, shape, free, operations, "qwen3vl_merger", beside)
 

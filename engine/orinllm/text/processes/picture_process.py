@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from orinllm.errors import BadInput
-from orinllm.network.vision.prepare import prepare_picture
+from orinllm.network.vision.prepare import tiles_and_grid
 from orinllm.text.processes.job_loop import answer_jobs
 
 
 def _answer_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tiles of a job's picture, or what is wrong with it."""
     try:
-        tiles, grid = prepare_picture(base64.b64decode(job["data"]), job["way"], job["sizes"])
+        tiles, grid = tiles_and_grid(base64.b64decode(job["data"]), job["way"], job["sizes"])
     except BadInput as error:
         return {"error": str(error)}
     raw = [[tile.height, tile.width, base64.b64encode(tile.tobytes()).decode()] for tile in tiles]

@@ -202,7 +202,7 @@ def recurrent_launches(tokens: int) -> list[Launch]:
     first = Convolve("o", "p", "w", 8192, 4)
     out, rows = some(1 << 20, dtypes.uint16 if chunk else dtypes.float32), some(1 << 20)
     gates = GateVectors(rows, rows, rows, 1e-6, rows)
-    projected = StridedRows(rows, mamba.channels + mamba.width + mamba.heads)
+    projected = StridedRows(rows, mamba.input_width + mamba.output_width + mamba.heads)
     return [
         delta_net_launch(
             net,
@@ -215,7 +215,7 @@ def recurrent_launches(tokens: int) -> list[Launch]:
             mamba,
             places,
             (some(1 << 20), out),
-            (StridedRows(rows, mamba.channels), projected),
+            (StridedRows(rows, mamba.input_width), projected),
             gates,
         ),
         convolution_launch(short, places, out, StridedRows(rows, 3 * 2048), rows, None),

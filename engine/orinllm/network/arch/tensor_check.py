@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from orinllm.errors import BadInput
 from orinllm.file.ggml import kernel_ggml_types
-from orinllm.network.arch.header import TensorHeader
+from orinllm.network.arch.header import TensorShapeAndType
 from orinllm.network.config import Config
 from orinllm.network.layer import (
     AddMergedNorms,
@@ -21,6 +21,7 @@ from orinllm.network.layer import (
     MixExperts,
     Norm,
     Operation,
+    Recurrence,
     ScaleResidual,
     SelectiveScan,
     X,
@@ -98,13 +99,13 @@ def _tensors_of_operation(
         case AddMergedNorms():
             for name in (*operation.norms, operation.norm):
                 yield WantedTensor(f"{name}.weight", (widths[X],))
-        case Convolve() | GatedDeltaNet() | SelectiveScan() | ScaleResidual():
+        case ScaleResidual():
+            yield WantedTensor(f"{operation.weight}.weight", (1,))
+        case Convolve() | GatedDeltaNet() | SelectiveScan():
             yield from _tensors_of_recurrence(operation)
 
 
-def _tensors_of_recurrence(
-    operation: Convolve | GatedDeltaNet | SelectiveScan | ScaleResidual,
-) -> Iterator[WantedTensor]:
+def _tensors_of_recurrence(operation: Recurrence) -> Iterator[WantedTensor]:
     match operation:
         case Convolve():
             yield WantedTensor(f"{operation.weight}.weight", (operation.channels, operation.taps))
@@ -118,10 +119,8 @@ def _tensors_of_recurrence(
             yield WantedTensor("ssm_a", (operation.heads, 1))
             yield WantedTensor("ssm_d", (operation.heads, 1))
             yield WantedTensor("ssm_dt.bias", (operation.heads,))
-            per_group = operation.width // operation.groups
+            per_group = operation.output_width // operation.groups
             yield WantedTensor("ssm_norm.weight", (operation.groups, per_group))
-        case ScaleResidual():
-            yield WantedTensor(f"{operation.weight}.weight", (1,))
 
 
 def _tensors_of_experts(experts: Experts, dim: int) -> Iterator[WantedTensor]:
@@ -147,7 +146,7 @@ def _tensors_of_experts(experts: Experts, dim: int) -> Iterator[WantedTensor]:
 
 
 def check_tensors(
-    config: Config, tensors: Mapping[str, TensorHeader], rope: bool, blocks: int = 0
+    config: Config, tensors: Mapping[str, TensorShapeAndType], rope: bool, blocks: int = 0
 ) -> None:
     """Raise BadInput for a missing or unknown tensor and for a wrong shape or type.
 
@@ -172,13 +171,13 @@ def _belongs_to_other_block(name: str, config: Config, blocks: int) -> bool:
 
     What is of no block is the model's own, if the Config is that of a block.
     """
-    if config.owns_tensor(name):
-        return config.joined is not None and not name.startswith("blk.")
-    return int(name.split(".")[1]) < blocks
+    if config.is_in_other_block(name):
+        return int(name.split(".")[1]) < blocks
+    return config.joined is not None and not name.startswith("blk.")
 
 
 def _checked_tensor_name(
-    config: Config, wanted: WantedTensor, tensors: Mapping[str, TensorHeader]
+    config: Config, wanted: WantedTensor, tensors: Mapping[str, TensorShapeAndType]
 ) -> str:
     """Check one tensor and return its name in the file."""
     name, first, rows = wanted.name, 0, None
@@ -204,7 +203,7 @@ def _checked_tensor_name(
     return name
 
 
-def _check_tensor_type(name: str, tensor: TensorHeader, wanted: WantedTensor) -> None:
+def _check_tensor_type(name: str, tensor: TensorShapeAndType, wanted: WantedTensor) -> None:
     known = {type_.id: type_.name for type_ in kernel_ggml_types().values()}
     if not wanted.is_matrix and tensor.type != F32:
         raise BadInput(
