@@ -31,7 +31,7 @@ class _BlockLayout:
     signed: bool = False
 
 
-def _uniform_std(n: int) -> float:
+def _uniform_int_std(n: int) -> float:
     return float(np.sqrt((n * n - 1) / 12))
 
 
@@ -43,8 +43,10 @@ def _rms_with_mean(std: float, mean: float) -> float:
 # -128..127.
 def _k_quant_std(levels: int, scales: int = 64) -> float:
     """Return the std of sc*q - mean(q)*m: q has `levels` levels, sc and m have `scales`."""
-    mean, scale = (levels - 1) / 2, _rms_with_mean(_uniform_std(scales), (scales - 1) / 2)
-    return float(np.hypot(scale * _uniform_std(levels), mean * np.sqrt(2) * _uniform_std(scales)))
+    mean, scale = (levels - 1) / 2, _rms_with_mean(_uniform_int_std(scales), (scales - 1) / 2)
+    return float(
+        np.hypot(scale * _uniform_int_std(levels), mean * np.sqrt(2) * _uniform_int_std(scales))
+    )
 
 
 # IQ4_XS: d * (6-bit scale - 32) * one of 16 values (kvalues_iq4nl of ggml-common.h).
@@ -55,22 +57,22 @@ _E2M1_RMS = float(np.sqrt(np.mean(np.square((0, 0.5, 1, 1.5, 2, 3, 4, 6)))))
 
 _T = GGMLQuantizationType
 _LAYOUTS = {
-    _T.Q4_0: _BlockLayout(0, _rms_with_mean(_uniform_std(16), 0.5), signed=True),
-    _T.Q4_1: _BlockLayout(0, _uniform_std(16), min=2, min_ratio=-7.5),
-    _T.Q5_0: _BlockLayout(0, _rms_with_mean(_uniform_std(32), 0.5), signed=True),
-    _T.Q5_1: _BlockLayout(0, _uniform_std(32), min=2, min_ratio=-15.5),
-    _T.Q8_0: _BlockLayout(0, _rms_with_mean(_uniform_std(256), 0.5), signed=True),
+    _T.Q4_0: _BlockLayout(0, _rms_with_mean(_uniform_int_std(16), 0.5), signed=True),
+    _T.Q4_1: _BlockLayout(0, _uniform_int_std(16), min=2, min_ratio=-7.5),
+    _T.Q5_0: _BlockLayout(0, _rms_with_mean(_uniform_int_std(32), 0.5), signed=True),
+    _T.Q5_1: _BlockLayout(0, _uniform_int_std(32), min=2, min_ratio=-15.5),
+    _T.Q8_0: _BlockLayout(0, _rms_with_mean(_uniform_int_std(256), 0.5), signed=True),
     _T.Q2_K: _BlockLayout(80, _k_quant_std(4, 16), min=82, min_ratio=1.5),
     _T.Q3_K: _BlockLayout(
-        108, _rms_with_mean(_uniform_std(64), 0.5) * _rms_with_mean(_uniform_std(8), 0.5)
+        108, _rms_with_mean(_uniform_int_std(64), 0.5) * _rms_with_mean(_uniform_int_std(8), 0.5)
     ),
     _T.Q4_K: _BlockLayout(0, _k_quant_std(16), min=2, min_ratio=7.5),
     _T.Q5_K: _BlockLayout(0, _k_quant_std(32), min=2, min_ratio=15.5),
     _T.Q6_K: _BlockLayout(
-        208, _rms_with_mean(_uniform_std(256), 0.5) * _rms_with_mean(_uniform_std(64), 0.5)
+        208, _rms_with_mean(_uniform_int_std(256), 0.5) * _rms_with_mean(_uniform_int_std(64), 0.5)
     ),
     _T.IQ4_NL: _BlockLayout(0, _IQ4_RMS, signed=True),
-    _T.IQ4_XS: _BlockLayout(0, _rms_with_mean(_uniform_std(64), 0.5) * _IQ4_RMS),
+    _T.IQ4_XS: _BlockLayout(0, _rms_with_mean(_uniform_int_std(64), 0.5) * _IQ4_RMS),
 }
 _FLOATS = (_T.F32, _T.F16, _T.BF16)
 SYNTHETIC_TYPES = (*_LAYOUTS, _T.MXFP4, *_FLOATS)
@@ -104,7 +106,7 @@ def normal_floats(bits: PCG64, count: int) -> NDArray[np.float32]:
     """Return `count` nearly normal numbers: sums of four uniform ones (Irwin-Hall)."""
     words = bits.random_raw(count).view(np.uint16).reshape(count, 4)
     centred = words.sum(axis=1, dtype=np.int64) - 2 * 0xFFFF
-    values: NDArray[np.float32] = (centred / (2 * _uniform_std(1 << 16))).astype(np.float32)
+    values: NDArray[np.float32] = (centred / (2 * _uniform_int_std(1 << 16))).astype(np.float32)
     return values
 
 
