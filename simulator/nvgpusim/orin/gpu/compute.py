@@ -12,10 +12,10 @@ from ... import l2
 from ...memory import MmuFault
 from ...ptx import KernelFault, Launch, LocalMemory, PtxError, make_local_memory
 from ...ptx.launch import CHUNK_LANES, PARAM_BASE
+from .doorbell_snapshots import PublishedEntry, read_bank
 from .faults import GpuFault, class_fault, illegal_method_fault, mmu_fault, sim_gap_fault, sm_fault
 from .host_methods import write_semaphore
 from .programs import PROGRAMS, R_64, R_HI, R_LO, Program, best_program
-from .published import PublishedEntry, read_bank
 from .qmd import SIZE, LaunchLimits, Qmd, check_qmd
 from .steps import DONE, Steps, Work
 
@@ -189,7 +189,7 @@ class ComputeMethods:
                 yield from c.adversary_delay_steps()
                 c.gpu.write_qmd_back(c, qmd)
             if not qmd["DEPENDENT_QMD0_ENABLE"]:
-                c.gpu.raise_if_switches_too_long(c, waves)
+                c.gpu.charge_switches_or_raise(c, waves)
                 return
             qmd = self.read_qmd(qmd["DEPENDENT_QMD0_POINTER"] << 8, published)
 
@@ -224,14 +224,11 @@ class ComputeMethods:
                 raise mmu_fault(e, QMD=f"{qmd.va:#x}", field=f"RELEASE{i}_ADDRESS") from e
             c.gpu.add_to_counter("releases")
 
-    def program_at_entry(self, qmd: Qmd) -> Program:
-        """The program at the entry point, as the instruction cache holds it."""
-        return best_program(
-            self.programs_with_cached_code(qmd), qmd["CONSTANT_BUFFER_SIZE_SHIFTED4_0"]
-        )
+    def fetch_programs_through_cache(self, qmd: Qmd) -> list[Program]:
+        """All programs with the code that the instruction cache holds, filled now if need be.
 
-    def programs_with_cached_code(self, qmd: Qmd) -> list[Program]:
-        """All programs with the code that the instruction cache holds."""
+        Stale code is a finding; raises GpuFault for unknown code.
+        """
         c = self.c
         va = qmd.program_va
         if qmd["INVALIDATE_INSTRUCTION_CACHE"]:
@@ -266,8 +263,8 @@ class ComputeMethods:
         c.gpu.caches.code[key] = programs, image[:size]
         return programs
 
-    def constant_banks(self, qmd: Qmd, program: Program) -> dict[int, bytes]:
-        """Constant banks as the constant cache holds them."""
+    def fetch_banks_through_cache(self, qmd: Qmd, program: Program) -> dict[int, bytes]:
+        """Constant banks as the constant cache holds them, filled now if need be."""
         c = self.c
         cache = c.gpu.caches.constants
         if qmd["INVALIDATE_SHADER_CONSTANT_CACHE"]:
@@ -293,9 +290,10 @@ class ComputeMethods:
         c = self.c
         found: dict[str, str] = {}
         try:
-            program = self.program_at_entry(qmd)
+            programs = self.fetch_programs_through_cache(qmd)
+            program = best_program(programs, qmd["CONSTANT_BUFFER_SIZE_SHIFTED4_0"])
             found["kernel"] = program.name
-            banks = self.constant_banks(qmd, program)
+            banks = self.fetch_banks_through_cache(qmd, program)
             if qmd["REGISTER_COUNT_V"] < program.registers:
                 given = qmd["REGISTER_COUNT_V"]
                 what = f"REGISTER_COUNT_V is {given}, the code uses {program.registers}"
@@ -399,7 +397,7 @@ class ComputeMethods:
         depth = qmd["SHADER_LOCAL_MEMORY_HIGH_SIZE"]
         padded = -(-threads // 32) * 32
         block = np.arange(blocks)
-        tpc = (block + c.gpu.drawn_first_tpc()) % c.gpu.tpcs
+        tpc = (block + c.gpu.random_first_tpc()) % c.gpu.tpcs
         place = block // c.gpu.tpcs
         start = tpc * per_tpc + place * padded * depth
         rows = (start[:, None] + np.arange(threads)[None, :] * depth).reshape(-1)

@@ -12,9 +12,9 @@ from ...memory import MmuFault
 from ..gpu_api import ChannelPort
 from .compute import COMPUTE_CLASS, ComputeMethods
 from .copy_engine import COPY_CLASS, CopyMethods
+from .doorbell_snapshots import PublishedEntry, copy_published_entry
 from .faults import class_fault, illegal_method_fault, mmu_fault, pbdma_fault
 from .host_methods import HostMethods
-from .published import PublishedEntry, copy_published_entry
 from .steps import DONE, Steps, Work
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Channel:
         return self._delay_steps() if self.gpu.delay else DONE
 
     def _delay_steps(self) -> Steps:
-        until = self.gpu.drawn_delay_end()
+        until = self.gpu.random_delay_end()
         while until and time.monotonic() < until:
             yield "lag"
 

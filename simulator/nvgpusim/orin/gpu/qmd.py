@@ -234,7 +234,7 @@ def check_qmd(qmd: Qmd, limits: LaunchLimits) -> None:
         if va % 64:
             raise class_fault(f"CONSTANT_BUFFER_ADDR({i}) {va:#x} is not aligned", **at)
     _check_local_memory(qmd, limits)
-    _check_version_and_releases(qmd, at)
+    _check_sass_version_and_releases(qmd, at)
 
 
 def _check_local_memory(qmd: Qmd, limits: LaunchLimits) -> None:
@@ -254,7 +254,7 @@ def _check_local_memory(qmd: Qmd, limits: LaunchLimits) -> None:
         )
 
 
-def _check_version_and_releases(qmd: Qmd, at: dict[str, str]) -> None:
+def _check_sass_version_and_releases(qmd: Qmd, at: dict[str, str]) -> None:
     if qmd["SASS_VERSION"] != SASS_87:
         raise class_fault(f"SASS_VERSION is {qmd['SASS_VERSION']:#x}, this SM is 0x87", **at)
     if qmd["DEPENDENT_QMD0_ENABLE"] and qmd["DEPENDENT_QMD0_ACTION"] != 1:

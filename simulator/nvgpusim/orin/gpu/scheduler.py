@@ -30,7 +30,7 @@ from .faults import GpuFault, class_fault, ctxsw_timeout_fault
 from .pbdma import Channel
 from .programs import Program
 from .qmd import SIZE, Qmd
-from .ring_order import RingOrder
+from .ring_visibility import RingVisibility
 
 POLL = 2e-4
 """Seconds between looks at semaphores that the CPU may write."""
@@ -65,7 +65,7 @@ class Gpu:
         self.extents = EXTENTS
         checks = self.options.watched_checks
         self.watch = Sanitizer(checks, self.extents) if checks else None
-        self.caches, self.order = ShaderCaches(), RingOrder(self.options.order)
+        self.caches, self.order = ShaderCaches(), RingVisibility(self.options.order)
         self.notes: list[str] = []
         self.counts: Counter[str] = Counter()
         self.channels: dict[int, Channel] = {}
@@ -84,7 +84,7 @@ class Gpu:
             self.channels[port.id] = Channel(self, port)
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._serve_channels, name="nvgpusim-gpu", daemon=True
+                    target=self._serve_until_closed, name="nvgpusim-gpu", daemon=True
                 )
                 self._thread.start()
 
@@ -166,7 +166,7 @@ class Gpu:
         """Add to a counter."""
         self.counts[name] += by
 
-    def drawn_delay_end(self) -> float:
+    def random_delay_end(self) -> float:
         """Until when to hold something back (time.monotonic), 0.0 for not at all."""
         if not self.delay:
             return 0.0
@@ -174,7 +174,7 @@ class Gpu:
         wait = 0.0 if x < 0.25 else self.delay if x > 0.75 else self.delay * y
         return time.monotonic() + wait
 
-    def raise_if_switches_too_long(self, channel: Channel, waves: list[int]) -> None:
+    def charge_switches_or_raise(self, channel: Channel, waves: list[int]) -> None:
         """A chain of grids has run, the second client takes its turn; raises GpuFault."""
         if not self.rival.grid_ms:
             return
@@ -199,7 +199,7 @@ class Gpu:
         """Seed of a drawn order of warps, None to run them in step."""
         return int(self.rng.integers(1 << 31)) if self.options.warps else None
 
-    def drawn_first_tpc(self) -> int:
+    def random_first_tpc(self) -> int:
         """TPC of a chunk's first block."""
         return int(self.rng.integers(self.tpcs))
 
@@ -232,27 +232,27 @@ class Gpu:
             return False
         return bool(channel.inflight) or not channel.blocked
 
-    def _serve_channels(self) -> None:
+    def _serve_until_closed(self) -> None:
         while not self._closing:
             pause_gc()  # the client's finalizers run on its own threads
             try:
                 with self._busy:
-                    progress = self._serve_once()
+                    progress = self._try_to_advance_channels()
                 waiting = any(c.has_work() for c in self._live_channels())
             finally:
                 resume_gc()
             if not progress:
                 self._bell.wait_for_ring(POLL if waiting else 0.05)
 
-    def _serve_once(self) -> bool:
-        """Serve every channel once; whether anything moved."""
+    def _try_to_advance_channels(self) -> bool:
+        """Serve every channel once; returns whether anything moved."""
         progress = False
         for channel in self._live_channels():
             if not channel.port.enabled:
                 continue
             try:
-                progress |= self._advance_grid(channel)
-                progress |= self._advance_ring(channel)
+                progress |= self._try_to_advance_grid(channel)
+                progress |= self._try_to_advance_ring(channel)
             except GpuFault as e:
                 self._kill_tsg(channel, e)
             except Exception as e:  # a fault of ours must not look like a hang of theirs
@@ -260,7 +260,7 @@ class Gpu:
                 self._kill_tsg(channel, class_fault(f"the simulator failed: {e!r}"))
         return progress
 
-    def _advance_grid(self, channel: Channel) -> bool:
+    def _try_to_advance_grid(self, channel: Channel) -> bool:
         """Advance one grid of the channel, any of them."""
         if not channel.inflight:
             return False
@@ -272,7 +272,7 @@ class Gpu:
             channel.inflight.remove(grid)
             return True
 
-    def _advance_ring(self, channel: Channel) -> bool:
+    def _try_to_advance_ring(self, channel: Channel) -> bool:
         """Advance the channel's own methods."""
         if channel.steps is None:
             if channel.visible_gpput == channel.get:

@@ -29,7 +29,7 @@ AHEAD = 64
 _KEPT = 16
 
 
-class RingOrder:
+class RingVisibility:
     """The view of rings under --order; without it everything is visible at once."""
 
     def __init__(self, on: bool) -> None:
@@ -42,15 +42,10 @@ class RingOrder:
         """A barrier was executed: note GPPut and the entries that follow the known ones."""
         for channel in channels:
             seen = self._seen.setdefault(channel.port.id, deque(maxlen=_KEPT))
-            seen.append((int(channel.userd[0x8C // 4]), self._next_entries(channel)))
-
-    @staticmethod
-    def _next_entries(channel: Channel) -> dict[int, int]:
-        n = channel.port.entries
-        start = channel.known_put
-        ring = channel.port.ring
-        indices = [(start + k) % n for k in range(min(AHEAD, n))]
-        return {i: struct.unpack_from("<Q", ring, 8 * i)[0] for i in indices}
+            n, ring = channel.port.entries, channel.port.ring
+            slots = [(channel.known_put + k) % n for k in range(min(AHEAD, n))]
+            entries = {i: struct.unpack_from("<Q", ring, 8 * i)[0] for i in slots}
+            seen.append((int(channel.userd[0x8C // 4]), entries))
 
     def on_doorbell(self, channel: Channel, first: int, put: int) -> None:
         """Decide what of entries [first, put) the GPU sees."""
