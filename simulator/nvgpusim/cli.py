@@ -257,7 +257,7 @@ def show_report(file: Path | None) -> int:
     """Show the report FILE of a run (default: of the last one), with the rules never exercised."""
     if file is None and not last_report_path().is_file():
         raise SimError("no run yet: expected nvgpusim report FILE, or a run before")
-    for entry in reports.load_report(file or last_report_path()):
+    for entry in reports.load_process_reports(file or last_report_path()):
         click.echo(reports.report_text(entry, full=True))
     return 0
 
@@ -272,7 +272,7 @@ def replay_trace(file: Path, profile: str | None, board: str, addresses: bool) -
     from .orin.replay import TraceReplay
 
     run = TraceReplay.load(file, profile, board, addresses)
-    for line in run.play_events():
+    for line in run.iter_difference_lines():
         click.echo(line)
     click.echo(run.summary_line(), err=True)
     return 1 if run.differences else 0

@@ -123,7 +123,7 @@ class SequencePlayer:
         try:
             for number, call in enumerate(self.sequence.calls):
                 try:
-                    found = self._play_call(call)
+                    found = self._play_and_compare_call(call)
                 except (KeyError, ValueError, TypeError) as error:
                     where = f"{verdict.release} {verdict.name}, call {number}"
                     raise SimError(f"{where} is damaged: {error!r}") from error
@@ -136,10 +136,10 @@ class SequencePlayer:
         except BrokenModelError as error:
             verdict.count_answer(number, str(error))
         finally:
-            self._close_all(verdict)
+            self._close_all_and_stop_kernel(verdict)
         return verdict
 
-    def _play_call(self, call: dict[str, Any]) -> str:
+    def _play_and_compare_call(self, call: dict[str, Any]) -> str:
         """One call; returns how the answer differs, or nothing."""
         if "dmabuf" in call:
             self.fds[call["dmabuf"]] = self._make_dmabuf(
@@ -147,19 +147,19 @@ class SequencePlayer:
             )
             return ""
         if "open" in call:
-            return self._play_open(call)
+            return self._play_and_compare_open(call)
         if "close" in call:
-            self._close_and_sweep(self.fds.pop(call["close"], -1))
+            self._close_and_release_fd(self.fds.pop(call["close"], -1))
             return ""
-        return self._play_ioctl(call)
+        return self._play_and_compare_ioctl(call)
 
-    def _play_open(self, call: dict[str, Any]) -> str:
+    def _play_and_compare_open(self, call: dict[str, Any]) -> str:
         fd = _result_or_errno(self.kernel.open, f"/dev/nvgpu/igpu0/{call['open']}")
         if fd >= 0:
             self._name_or_close_fd(fd, "" if call["ret"] else call["name"])
         return _result_difference(f"open {call['open']}", min(fd, 0), call["ret"])
 
-    def _play_ioctl(self, call: dict[str, Any]) -> str:
+    def _play_and_compare_ioctl(self, call: dict[str, Any]) -> str:
         request = int(call["ioctl"], 16)
         name = self.kernel.abi.ioctl_name(request)
         if call["on"] not in self.fds:
@@ -176,8 +176,10 @@ class SequencePlayer:
         result = _result_or_errno(
             self.kernel.ioctl, self.fds[call["on"]], request, ctypes.addressof(struct)
         )
-        if result >= 0:
-            self._name_made_descriptor(call, request, bytes(struct))
+        made = NEW_FDS.get((ioc_type(request), ioc_nr(request)))
+        if result >= 0 and made is not None:
+            fd = int.from_bytes(bytes(struct)[made : made + 4], "little")
+            self._name_or_close_fd(fd, call.get("makes", {}).get(str(made), ""))
         found = _result_difference(name, result, call["ret"])
         if not found and "out" in call:
             found = _bytes_difference(name, call, bytes(struct))
@@ -194,20 +196,13 @@ class SequencePlayer:
             raw[int(at) : int(at) + 4] = (fd & 0xFFFFFFFF).to_bytes(4, "little")
         return raw
 
-    def _name_made_descriptor(self, call: dict[str, Any], request: int, raw: bytes) -> None:
-        """Name the descriptor that came out; one that nvgpu did not make is closed."""
-        at = NEW_FDS.get((ioc_type(request), ioc_nr(request)))
-        if at is not None:
-            fd = int.from_bytes(raw[at : at + 4], "little")
-            self._name_or_close_fd(fd, call.get("makes", {}).get(str(at), ""))
-
     def _name_or_close_fd(self, fd: int, name: str) -> None:
-        """Keep a descriptor of the model under its name; one without is closed."""
+        """Keep a descriptor of the model under its name; one that nvgpu did not make is closed."""
         fd = _result_or_errno(self._move_fd_off_reserved, fd)
         if name:
             self.fds[name] = fd
         else:
-            self._close_and_sweep(fd)
+            self._close_and_release_fd(fd)
 
     def _move_fd_off_reserved(self, fd: int) -> int:
         """A descriptor of the sequence, never one of the numbers that are to be open nowhere."""
@@ -227,7 +222,7 @@ class SequencePlayer:
             )
             if result < 0:
                 name = self.kernel.abi.ioctl_name(request)
-                raise BrokenModelError(f"no dmabuf: {name} answers {_result_word(result)}")
+                raise BrokenModelError(f"no dmabuf: {name} answers {_result_text(result)}")
             return raw
 
         handle = ask(_CREATE_64, bytearray(size.to_bytes(8, "little")))[:4]
@@ -238,16 +233,16 @@ class SequencePlayer:
             int.from_bytes(ask(_GET_FD, bytearray(4) + handle)[:4], "little")
         )
 
-    def _close_and_sweep(self, fd: int) -> None:
+    def _close_and_release_fd(self, fd: int) -> None:
         if fd >= 0:
             with suppress(OSError):  # a broken model may have closed it, or never have opened it
                 os.close(fd)
             _result_or_errno(self.kernel.release_closed_files)
 
-    def _close_all(self, verdict: SequenceVerdict) -> None:
+    def _close_all_and_stop_kernel(self, verdict: SequenceVerdict) -> None:
         try:
             for fd in (*self.fds.values(), self.nvmap):
-                self._close_and_sweep(fd)
+                self._close_and_release_fd(fd)
         except BrokenModelError as error:
             verdict.count_answer(len(self.sequence.calls), str(error))
         finally:
@@ -264,7 +259,7 @@ def _result_or_errno(call: Callable[..., int | None], *args: Any) -> int:
         raise BrokenModelError(f"the model broke: {error!r}") from error
 
 
-def _result_word(value: int) -> str:
+def _result_text(value: int) -> str:
     return str(value) if value >= 0 else errno.errorcode.get(-value, str(value))
 
 
@@ -272,7 +267,7 @@ def _result_difference(name: str, mine: int, theirs: int) -> str:
     return (
         ""
         if mine == theirs
-        else f"{name}: nvgpu {_result_word(theirs)}, model {_result_word(mine)}"
+        else f"{name}: nvgpu {_result_text(theirs)}, model {_result_text(mine)}"
     )
 
 

@@ -116,10 +116,10 @@ class TraceReplay:
             f"{self.skipped} skipped, {self.differences} differences"
         )
 
-    def play_events(self) -> Iterator[str]:
-        """Run all events; yields a line for each difference."""
+    def iter_difference_lines(self) -> Iterator[str]:
+        """Play all events; yields a line for each difference."""
         for number, event in enumerate(self.events, 2):
-            handler = getattr(self, f"_on_{event.get('op')}", None)
+            handler = getattr(self, f"_replay_{event.get('op')}_differences", None)
             if handler is None:
                 self.skipped += 1
                 continue
@@ -135,7 +135,7 @@ class TraceReplay:
                 os.close(fd)
         self.kernel.release_closed_files()
 
-    def _on_open(self, event: dict[str, Any]) -> Iterator[str]:
+    def _replay_open_differences(self, event: dict[str, Any]) -> Iterator[str]:
         if event["path"] not in NODES:
             self.skipped += 1
             return
@@ -147,17 +147,17 @@ class TraceReplay:
         if got != event["errno"]:
             yield f"open {event['path']}: errno {got}, trace {event['errno']}"
 
-    def _on_close(self, event: dict[str, Any]) -> Iterator[str]:
+    def _replay_close_differences(self, event: dict[str, Any]) -> Iterator[str]:
         fd = self.fds.pop(event["fd"], None)
         if fd is not None:
-            found = self.kernel.object_of_fd(fd)
+            found = self.kernel.find_device_or_dmabuf(fd)
             os.close(fd)
             self.kernel.release_closed_files()
             if found is not None and not hasattr(found, "kind"):
                 self.kernel.nvmap.on_fd_closed(found)
         yield from ()
 
-    def _on_mmap(self, event: dict[str, Any]) -> Iterator[str]:
+    def _replay_mmap_differences(self, event: dict[str, Any]) -> Iterator[str]:
         fd, number = self.fds.get(event["fd"], -1), 0
         try:
             got = self.kernel.fd_to_map(fd, event["length"], event["offset"])
@@ -168,11 +168,11 @@ class TraceReplay:
         if number != event["errno"]:
             yield f"mmap of fd {event['fd']}: errno {number}, trace {event['errno']}"
 
-    def _on_munmap(self, event: dict[str, Any]) -> Iterator[str]:
+    def _replay_munmap_differences(self, event: dict[str, Any]) -> Iterator[str]:
         self.kernel.on_unmapped(event["address"], event["length"])
         yield from ()
 
-    def _on_ioctl(self, event: dict[str, Any]) -> Iterator[str]:
+    def _replay_ioctl_differences(self, event: dict[str, Any]) -> Iterator[str]:
         request, tables = int(event["req"], 16), self.kernel.abi
         known = tables.by_number.get(request)
         fd = self.fds.get(event["fd"])
@@ -187,7 +187,7 @@ class TraceReplay:
             yield from self._result_differences(event, name, *answer)
             return
         given = bytearray.fromhex(event["in"])
-        record = _struct_of_ioctl(tables, known, given)
+        record = _struct_or_none(tables, known, given)
         for member, role in roles.items():
             if record is not None and member in record and role[0] in "fhv":
                 record[member] = self._model_value(role[0], record[member])
@@ -243,7 +243,7 @@ class TraceReplay:
         roles: dict[str, str],
         name: str,
     ) -> Iterator[str]:
-        theirs = _struct_of_ioctl(tables, known, bytearray.fromhex(event["out"]))
+        theirs = _struct_or_none(tables, known, bytearray.fromhex(event["out"]))
         if theirs is None:
             return
         named = [record.struct.fields[m] for m in roles if m in record]
@@ -281,7 +281,7 @@ def _fields_overlap(a: FieldLayout, b: FieldLayout) -> bool:
     return a.offset < b.offset + b.size and b.offset < a.offset + a.size
 
 
-def _struct_of_ioctl(tables: Abi, known: Ioctl | None, raw: bytearray) -> StructBytes | None:
+def _struct_or_none(tables: Abi, known: Ioctl | None, raw: bytearray) -> StructBytes | None:
     if known is None or known.arg is None or len(raw) != tables.structs[known.arg].size:
         return None
     return StructBytes(tables.structs[known.arg], raw)

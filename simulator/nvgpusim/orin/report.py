@@ -145,7 +145,7 @@ def collect_report(kernel: Kernel) -> dict[str, Any]:
         }
 
 
-def load_report(path: Path) -> list[dict[str, Any]]:
+def load_process_reports(path: Path) -> list[dict[str, Any]]:
     """The processes of a report file; raises SimError when it is not one."""
     try:
         entries = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]

@@ -70,7 +70,7 @@ class ModelBackend(SyscallBackend):
 
     def before_close(self, fd: int) -> Any:
         """Remember what a descriptor was."""
-        return self.kernel.object_of_fd(fd), fd
+        return self.kernel.find_device_or_dmabuf(fd), fd
 
     def after_close(self, token: Any) -> None:
         """Release what has no descriptor any more."""
@@ -86,7 +86,7 @@ class ModelBackend(SyscallBackend):
 
     def ioctl(self, fd: int, request: int, arg: int, size: int) -> Any:
         """ioctl on a device or dmabuf of the model."""
-        if self.kernel.object_of_fd(fd) is None:
+        if self.kernel.find_device_or_dmabuf(fd) is None:
             return NotImplemented
         if self.writer is None:
             return self.kernel.ioctl(fd, request, arg)
@@ -141,7 +141,7 @@ class ModelBackend(SyscallBackend):
     def on_polled(self, fds: list[int]) -> None:
         """An event shows once."""
         for fd in fds:
-            file = self.kernel.file_of_fd(fd, EventFile)
+            file = self.kernel.find_file_by_fd_and_kind(fd, EventFile)
             if file is not None and file.posted:
                 file.posted = False
                 self.kernel.journal.count_rule("event.poll")
@@ -178,17 +178,19 @@ class Simulation:
         self.options, self.directory = options, directory
         self.kernel = Kernel(options, Journal(sys.stderr))
         self.kernel.make_executor, self.kernel.before_kill = (
-            make_executor,
+            make_gpu_for_kernel,
             Simulation.write_report_and_stop,
         )
         writer = (
-            TraceWriter(self._trace_path(), "nvgpusim", options.profile) if options.record else None
+            TraceWriter(self._claim_trace_path(), "nvgpusim", options.profile)
+            if options.record
+            else None
         )
         self.seam = SyscallSeam(ModelBackend(self.kernel, writer))
         self._pid = os.getpid()
         self._done = False
 
-    def _trace_path(self) -> str:
+    def _claim_trace_path(self) -> str:
         """The trace's name; a second process of the run gets its pid appended."""
         path = self.options.record
         if self.directory is None:
@@ -239,20 +241,19 @@ class Simulation:
         Simulation.current = None
 
 
-def _make_call_with_current(then: Callable[[Simulation], None]) -> Callable[[], None]:
+def _make_fork_hook(then: Callable[[Simulation], None]) -> Callable[[], None]:
     return lambda: then(Simulation.current) if Simulation.current is not None else None
 
 
 os.register_at_fork(
-    before=_make_call_with_current(
-        lambda s: s.kernel.lock.acquire()
-    ),  # no call is under way in the child's copy
-    after_in_parent=_make_call_with_current(lambda s: s.kernel.lock.release()),
-    after_in_child=_make_call_with_current(Simulation.on_fork_child),
+    # no call is under way in the child's copy
+    before=_make_fork_hook(lambda s: s.kernel.lock.acquire()),
+    after_in_parent=_make_fork_hook(lambda s: s.kernel.lock.release()),
+    after_in_child=_make_fork_hook(Simulation.on_fork_child),
 )
 
 
-def make_executor(kernel: Kernel) -> Executor:
+def make_gpu_for_kernel(kernel: Kernel) -> Executor:
     """The execution side for a kernel."""
     from .gpu import Gpu
 

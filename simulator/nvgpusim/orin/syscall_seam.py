@@ -303,7 +303,10 @@ class SyscallSeam:
             function = real(library, name)
             if isinstance(library, ctypes.PyDLL) or not (
                 name in _BARRIERS
-                or (name in _HOOKED and _entry_point(function) == _entry_point(real(libc, name)))
+                or (
+                    name in _HOOKED
+                    and _c_function_address(function) == _c_function_address(real(libc, name))
+                )
             ):
                 return function
             kind = "barrier" if name in _BARRIERS else name.removesuffix("64")
@@ -323,7 +326,7 @@ class SyscallSeam:
 
         return getitem
 
-    def _c_failure_value(self, function: Any, error: OSError) -> Any:
+    def _set_errno_return_minus_one(self, function: Any, error: OSError) -> Any:
         ctypes.set_errno(error.errno or errno.EIO)
         restype = function.restype
         if restype is None:
@@ -338,7 +341,7 @@ class SyscallSeam:
             try:
                 fd = self.backend.open(name, _int_of_ctypes(args[1]))
             except OSError as error:
-                return self._c_failure_value(function, error)
+                return self._set_errno_return_minus_one(function, error)
             if fd is not NotImplemented:
                 return fd
         return real(*args)
@@ -353,10 +356,10 @@ class SyscallSeam:
     def _c_ioctl(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
         fd, request = _int_of_ctypes(args[0]), _int_of_ctypes(args[1])
         try:
-            arg = _pointer_argument(args[2]) if len(args) > 2 else 0
+            arg = _address_of_argument(args[2]) if len(args) > 2 else 0
             result = self.backend.ioctl(fd, request, arg, 0)
         except OSError as error:
-            return self._c_failure_value(function, error)
+            return self._set_errno_return_minus_one(function, error)
         return real(*args) if result is NotImplemented else result
 
     def _c_mmap(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
@@ -366,7 +369,7 @@ class SyscallSeam:
             try:
                 got = self.backend.fd_to_map(fd, length, offset)
             except OSError as error:
-                return self._c_failure_value(function, error)
+                return self._set_errno_return_minus_one(function, error)
             if got is not NotImplemented:
                 inner, token = got
                 if self.backend.imposes and self.backend.maps_shared(token):
@@ -392,7 +395,7 @@ class SyscallSeam:
         try:
             self.backend.on_msync(_int_of_ctypes(args[0]))
         except OSError as error:
-            return self._c_failure_value(function, error)
+            return self._set_errno_return_minus_one(function, error)
         return real(*args)
 
     def _c_barrier(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
@@ -434,7 +437,7 @@ def _descriptor_number(fd: Any) -> int:
     return fd if isinstance(fd, int) else -1
 
 
-def _entry_point(function: Any) -> int | None:
+def _c_function_address(function: Any) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
@@ -443,7 +446,7 @@ def _int_of_ctypes(value: Any) -> int:
     return 0 if value is None else int(value)
 
 
-def _pointer_argument(value: Any) -> int:
+def _address_of_argument(value: Any) -> int:
     """The address that ctypes would pass for an ioctl's pointer argument."""
     if value is None or isinstance(value, int):
         return (value or 0) & 0xFFFFFFFFFFFFFFFF

@@ -147,13 +147,13 @@ def one_seed(seed: int, model: Path, path: str, count: int, logits: Path | None)
     """Decode on a model of the hardware of its own; the last one's has no descriptor any more."""
     from nvgpusim.orin.kernel import Kernel
     from nvgpusim.orin.report import Journal, collect_report
-    from nvgpusim.orin.simulation import Simulation, make_executor
+    from nvgpusim.orin.simulation import Simulation, make_gpu_for_kernel
 
     simulation = Simulation.current
     assert simulation is not None, "run it under nvgpusim"
     options = replace(simulation.options, seed=seed, **ADVERSARIES)
     kernel = Kernel(options, Journal())
-    kernel.make_executor = make_executor
+    kernel.make_executor = make_gpu_for_kernel
     simulation.kernel.stop_threads()
     simulation.options, simulation.kernel = options, kernel
     simulation.seam.backend.kernel = kernel  # type: ignore[attr-defined]

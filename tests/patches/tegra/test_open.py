@@ -291,7 +291,7 @@ from nvgpusim.orin.simulation import Simulation
 from tinygrad.runtime.ops_nv import NVDevice
 kernel, dev, closed, real = Simulation.current.kernel, NVDevice("NV"), [], os.close
 def spy(fd):
-    if kind := getattr(kernel.object_of_fd(fd), "kind", ""): closed.append(kind)
+    if kind := getattr(kernel.find_device_or_dmabuf(fd), "kind", ""): closed.append(kind)
     real(fd)
 os.close = spy
 dev.finalize()

@@ -66,7 +66,7 @@ def simulated(execute: bool = False, **options: Any) -> Iterator[Kernel]:
         kernel = simulation.kernel
         own = {handle.fd for handle in kernel.nvmap.handles.values()}
         for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd not in own and kernel.object_of_fd(fd) is not None:
+            if fd not in own and kernel.find_device_or_dmabuf(fd) is not None:
                 os.close(fd)
         simulation.uninstall()
 

@@ -115,7 +115,7 @@ class Life:
             self.fds[NODES[path]].append(self.kernel.open(path))
 
     def _close_fd(self, kind: str, fd: int) -> None:
-        found = self.kernel.object_of_fd(fd)
+        found = self.kernel.find_device_or_dmabuf(fd)
         os.close(fd)
         self.fds[kind].remove(fd)
         self.kernel.release_closed_files()
@@ -187,7 +187,7 @@ class Life:
         arg = 0x10 if bad else ctypes.addressof(space)
         if not size:
             arg = rng.choice([*self.handles, 0, 5])
-            if self.kernel.object_of_fd(arg) is not None:
+            if self.kernel.find_device_or_dmabuf(arg) is not None:
                 return
         with expected():
             result = self.kernel.ioctl(fd, request, arg)
@@ -294,7 +294,7 @@ class Life:
         made = NEW_FDS.get((letter, nr))
         if made is not None and len(raw) >= made + 4:
             fd = struct.unpack_from("<i", raw, made)[0]
-            found = self.kernel.object_of_fd(fd)
+            found = self.kernel.find_device_or_dmabuf(fd)
             assert found is not None
             kind = "dmabuf" if isinstance(found, DmaBuf) else found.kind
             self.fds[kind].append(fd)

@@ -16,7 +16,7 @@ BLOCKING_SYNC = 2
 def test_an_event_closed_while_it_is_posted(kernel: Kernel) -> None:
     board = Board()
     fd = call(board.tsg, "T", 7, "IIiI", 1, BLOCKING_SYNC, 0, 0)[2]
-    event = kernel.object_of_fd(fd)
+    event = kernel.find_device_or_dmabuf(fd)
     assert isinstance(event, EventFile)
     peer, event.peer = event.peer, socket.socket()
     event.peer.close()  # what a sweep does between the thread's look and its post

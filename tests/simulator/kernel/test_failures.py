@@ -160,7 +160,7 @@ def test_freed_memory_is_poisoned() -> None:
     with simulated(poison=True) as kernel:
         board = Board()
         buffer = board.buffer(4096)
-        pages = kernel.object_of_fd(board.as_fd).vm.pages  # type: ignore[union-attr]
+        pages = kernel.find_device_or_dmabuf(board.as_fd).vm.pages  # type: ignore[union-attr]
         held = pages.view_bytes(buffer.va, 4096, "read")
         buffer.mem[:] = b"\x01" * 4096
         board.drop(buffer)
@@ -172,7 +172,7 @@ def test_freed_memory_is_poisoned() -> None:
 
 def test_host_pointer_faults(kernel: Kernel) -> None:
     board = Board()
-    pages = kernel.object_of_fd(board.as_fd).vm.pages  # type: ignore[union-attr]
+    pages = kernel.find_device_or_dmabuf(board.as_fd).vm.pages  # type: ignore[union-attr]
     host = (ctypes.c_ubyte * 4096)()
     with pytest.raises(MmuFault, match="CPU pointer"):
         pages.view_bytes(ctypes.addressof(host), 4, "read")

@@ -73,9 +73,9 @@ class Vm:
             for mapping in self.pages.mappings():
                 self.pages.remove_mapping(mapping, "the end of its address space")
 
-    def map_in_kernel_region(self, buf: DmaBuf, size: int) -> Mapping | None:
+    def map_in_kernel_region_if_room(self, buf: DmaBuf, size: int) -> Mapping | None:
         """Map `buf` read-only in the kernel region; None when there is no room."""
-        va = self.system.alloc(size)
+        va = self.system.alloc_if_room(size)
         if va is None:
             return None
         mapping = Mapping(va, size, buf, read_only=True, kernel=True, line=client_call_text())
@@ -83,7 +83,7 @@ class Vm:
         return mapping
 
     def unmap_kernel_mapping(self, mapping: Mapping) -> None:
-        """Undo :meth:`map_in_kernel_region`."""
+        """Undo :meth:`map_in_kernel_region_if_room`."""
         self.pages.remove_mapping(mapping, "channel close")
         self.system.free(mapping.va)
 
@@ -158,7 +158,7 @@ class AsFile(DeviceFile):
     @ioctl_handler("NVGPU_AS_IOCTL_BIND_CHANNEL")
     def bind_channel(self, args: StructBytes) -> None:
         """Give a channel its address space."""
-        channel = self.kernel.file_of_fd(args["channel_fd"], ChannelFile)
+        channel = self.kernel.find_file_by_fd_and_kind(args["channel_fd"], ChannelFile)
         if channel is None:
             raise self.refusal("as.bind-fd", f"fd {args['channel_fd']}")
         if channel.vm is not None:
@@ -173,8 +173,8 @@ class AsFile(DeviceFile):
         size, vm = args["pages"] * PAGE & U64, self.vm
         va: int | None = args["o_a.offset"]
         if not args["flags"] & FIXED:
-            va = vm.user.alloc(size) if size else None
-        elif not vm.user.alloc_fixed(args["o_a.offset"], size):
+            va = vm.user.alloc_if_room(size) if size else None
+        elif not vm.user.alloc_fixed_if_free(args["o_a.offset"], size):
             va = None
         if va is None:
             raise self.refusal("space.taken", f"{args['o_a.offset']:#x} + {size:#x}")
@@ -237,7 +237,7 @@ class AsFile(DeviceFile):
             raise self.refusal("map.kinds", f"{compr} and {kind}")
         if start % PAGE:
             raise self.refusal("map.start", f"{start:#x}")
-        va = offset if new.fixed else self.vm.user.alloc(new.size)
+        va = offset if new.fixed else self.vm.user.alloc_if_room(new.size)
         if va is None:
             raise self.refusal("map.exhausted", f"{new.size:#x} bytes")
         new.va = va
@@ -252,7 +252,7 @@ class AsFile(DeviceFile):
         flags, needed = args["flags"], MAP_FLAGS[self.kernel.abi.profile].needed
         if flags & needed != needed:
             raise self.refusal("map.direct-kind", f"{flags:#x}")
-        buf = self.kernel.dmabuf_of_fd(args["dmabuf_fd"], "map.badfd", "map.not-dmabuf")
+        buf = self.kernel.require_dmabuf(args["dmabuf_fd"], "map.badfd", "map.not-dmabuf")
         if not flags & FIXED and (args["offset"] or args["buffer_offset"] or args["mapping_size"]):
             raise self.refusal("map.not-fixed")
         return buf
@@ -350,7 +350,7 @@ class AsFile(DeviceFile):
             fd = self.kernel.make_memfd("syncpoints")
             shim.map_memfd(fd)
             real_close(fd)
-            mapping = self.vm.map_in_kernel_region(shim, SYNCPOINT_SHIM)
+            mapping = self.vm.map_in_kernel_region_if_room(shim, SYNCPOINT_SHIM)
             if mapping is None:
                 raise self.refusal("map.exhausted", "kernel region")
             self.vm.shim = mapping

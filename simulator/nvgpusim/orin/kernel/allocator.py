@@ -39,7 +39,7 @@ class BuddyAllocator:
             self._free.setdefault(order, []).append(at)
             at += 1 << order
 
-    def alloc(self, size: int) -> int | None:
+    def alloc_if_room(self, size: int) -> int | None:
         """An address for `size` bytes, None when no block is large enough."""
         self._checked = False
         order = max((-(-size // PAGE) * PAGE - 1).bit_length(), PAGE.bit_length() - 1)
@@ -56,7 +56,7 @@ class BuddyAllocator:
         self._taken[at] = order
         return self.base + at
 
-    def alloc_fixed(self, address: int, size: int) -> bool:
+    def alloc_fixed_if_free(self, address: int, size: int) -> bool:
         """Take exactly [address, address + size); False when any of it is not free."""
         self._checked = False
         if address % PAGE or size <= 0 or address < self.base or address + size > self.end:
@@ -73,19 +73,15 @@ class BuddyAllocator:
         self._fixed[start] = kept
         return True
 
-    def free(self, address: int) -> bool:
-        """Give back what :meth:`alloc` or :meth:`alloc_fixed` returned; False if it is unknown."""
+    def free(self, address: int) -> None:
+        """Give back a block that was handed out; raises KeyError for an unknown one."""
         self._checked = False
         at = address - self.base
         if at in self._fixed:
             for piece, order in self._fixed.pop(at):
                 self._free_and_merge(piece, order)
-            return True
-        order = self._taken.pop(at, -1)
-        if order < 0:
-            return False
-        self._free_and_merge(at, order)
-        return True
+        else:
+            self._free_and_merge(at, self._taken.pop(at))
 
     def taken_blocks(self) -> list[tuple[int, int]]:
         """All allocated blocks as (address, size), sorted."""
@@ -176,15 +172,15 @@ def _aligned_blocks(start: int, end: int) -> Iterator[tuple[int, int]]:
     The first is no larger than the lowest set bit of start and of the length, so that it may be
     smaller than it could be; each further one is as large as its offset and the rest allow.
     """
-    at, order = start, _lowest_set_bit(end - start)
+    at, order = start, _lowest_set_bit_index(end - start)
     if start:
-        order = min(order, _lowest_set_bit(start))
+        order = min(order, _lowest_set_bit_index(start))
     while at < end:
         yield at, order
         at += 1 << order
-        order = min(_lowest_set_bit(at), (end - at).bit_length() - 1)
+        order = min(_lowest_set_bit_index(at), (end - at).bit_length() - 1)
 
 
-def _lowest_set_bit(value: int) -> int:
+def _lowest_set_bit_index(value: int) -> int:
     """Index of the lowest set bit."""
     return (value & -value).bit_length() - 1

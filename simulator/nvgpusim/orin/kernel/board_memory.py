@@ -66,8 +66,8 @@ def nvmap_request_limit(kernel: Kernel) -> int:
     return left - left // 1000 if kernel.abi.profile in JETPACK7 else kernel.options.ram_bytes
 
 
-def take_pages_or_oom_kill(kernel: Kernel, size: int) -> None:
-    """Take the pages of a request that nvmap let pass; the OOM killer may be the answer."""
+def oom_kill_if_out_of_memory(kernel: Kernel, size: int) -> None:
+    """The OOM killer ends a process whose request nvmap let pass, and that has no pages."""
     left = nvmap_available_bytes(kernel)
     if size > left:
         kernel.journal.add_note(

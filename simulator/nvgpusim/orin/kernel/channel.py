@@ -14,7 +14,7 @@ from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..rules import KernelError
 from .device_file import DeviceFile, ioctl_handler
 from .ga10b import GR_RUNLIST, RUNLISTS
-from .gpu_classes import check_graphics_queue, is_known_class
+from .gpu_classes import is_known_class, raise_if_wrong_veid_or_queue
 
 if TYPE_CHECKING:
     from .address_space import Vm
@@ -69,7 +69,7 @@ class ChannelFile(DeviceFile):
         if self.gone:
             raise self.refusal("channel.gone")
 
-    def stays_busy(self) -> bool:
+    def is_busy_after_wait(self) -> bool:
         """True if the ring holds entries that the hardware does not take within SETTLE.
 
         GPGet moves after the entry's last semaphore release, so a client that has waited for that
@@ -112,7 +112,7 @@ class ChannelFile(DeviceFile):
         """The fd is gone: preempt, unbind, free."""
         if self.id < 0:
             return
-        if self.stays_busy():
+        if self.is_busy_after_wait():
             self.kernel.journal.add_note(f"channel {self.id} was closed with work in its ring")
         if self.kept:
             self.kernel.journal.add_note(
@@ -160,7 +160,7 @@ class ChannelFile(DeviceFile):
         ring, mapping = self._map_ring(args)
         assert self.vm is not None and self.tsg is not None
         try:
-            userd = kernel.dmabuf_of_fd(
+            userd = kernel.require_dmabuf(
                 args["userd_dmabuf_fd"], "setup.userd-badfd", "setup.userd-fd"
             )
             if not userd.is_allocated:
@@ -195,9 +195,10 @@ class ChannelFile(DeviceFile):
             budget=self.budget,
         )
         kernel.ports[self.id] = self.port
-        gpu = kernel.ensure_executor()
-        if gpu is not None:
-            gpu.attach_channel(self.port)
+        if kernel.executor is None and kernel.make_executor is not None:
+            kernel.executor = kernel.make_executor(kernel)
+        if kernel.executor is not None:
+            kernel.executor.attach_channel(self.port)
         args["work_submit_token"] = token
         if "hw_channel_id" in args:
             args["hw_channel_id"] = self.id
@@ -237,13 +238,13 @@ class ChannelFile(DeviceFile):
     def _map_ring(self, args: StructBytes) -> tuple[DmaBuf, Mapping]:
         """The client's ring, mapped in the kernel region."""
         entries, kernel = args["num_gpfifo_entries"], self.kernel
-        ring = kernel.dmabuf_of_fd(
+        ring = kernel.require_dmabuf(
             args["gpfifo_dmabuf_fd"], "setup.gpfifo-badfd", "setup.gpfifo-fd"
         )
         if ring.size < max(PAGE, entries * ENTRY) or not ring.is_allocated:
             raise self.refusal("setup.gpfifo-small", f"{ring.size:#x} for {entries} entries")
         assert self.vm is not None
-        mapping = self.vm.map_in_kernel_region(ring, ring.size)
+        mapping = self.vm.map_in_kernel_region_if_room(ring, ring.size)
         if mapping is None:
             raise self.refusal("setup.no-room", f"{ring.size:#x}")
         if mapping.end > 1 << 40:
@@ -271,15 +272,15 @@ class ChannelFile(DeviceFile):
             raise self.refusal("obj.class", f"{number:#x}")
         self.obj_class = number  # kept when the rest is refused
         if profile != "r35":
-            check_graphics_queue(self, self.tsg)
-        self.tsg.context.make_for_class(self, args["flags"])
+            raise_if_wrong_veid_or_queue(self, self.tsg)
+        self.tsg.context.set_up_for_class(self, args["flags"])
         self.classes.add(number)
         args["obj_id"] = 0
 
     @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_ERROR_NOTIFIER")
     def set_error_notifier(self, args: StructBytes) -> None:
         """Set the memory for the first error; the old one is given up even when this fails."""
-        found = self.kernel.object_of_fd(args["mem"]) if args["mem"] else None
+        found = self.kernel.find_device_or_dmabuf(args["mem"]) if args["mem"] else None
         if args["mem"] and self.notifier is not None:
             self.notifier[0].drop_reference("kernel")
             self.notifier = None
@@ -376,7 +377,7 @@ class ChannelFile(DeviceFile):
             raise self.refusal("wait.type", str(args["type"]))
         if semaphore and offset % 4:
             raise self.refusal("wait.offset", f"{offset:#x}")
-        found = self.kernel.object_of_fd(args["condition.notifier.dmabuf_fd"])
+        found = self.kernel.find_device_or_dmabuf(args["condition.notifier.dmabuf_fd"])
         size = 4 if semaphore else NOTIFIER_SIZE
         if not isinstance(found, DmaBuf) or not found.is_allocated or offset + size > found.size:
             raise self.refusal("wait.notifier")

@@ -160,7 +160,7 @@ class Kernel:
         self.hangups.register(peer, _HANGUP)
         return fd
 
-    def object_of_fd(self, fd: int) -> DeviceFile | DmaBuf | None:
+    def find_device_or_dmabuf(self, fd: int) -> DeviceFile | DmaBuf | None:
         """The model's object behind a descriptor, None for a foreign or closed one."""
         if not 0 <= fd < 1 << 31:
             return None
@@ -173,14 +173,14 @@ class Kernel:
             return self.files.get(key)
         return self.dmabufs.get(key)
 
-    def file_of_fd(self, fd: int, kind: type[F]) -> F | None:
-        """The open device of that kind behind `fd`."""
-        found = self.object_of_fd(fd)
+    def find_file_by_fd_and_kind(self, fd: int, kind: type[F]) -> F | None:
+        """The open device of that kind behind `fd`, or None."""
+        found = self.find_device_or_dmabuf(fd)
         return found if isinstance(found, kind) else None
 
-    def dmabuf_of_fd(self, fd: int, badfd: str, not_dmabuf: str) -> DmaBuf:
+    def require_dmabuf(self, fd: int, badfd: str, not_dmabuf: str) -> DmaBuf:
         """The dmabuf behind `fd`; raises KernelError with one of the two rules."""
-        found = self.object_of_fd(fd)
+        found = self.find_device_or_dmabuf(fd)
         if isinstance(found, DmaBuf):
             return found
         try:
@@ -239,7 +239,7 @@ class Kernel:
         name = self.abi.ioctl_name(request)
         with self.lock, _KernelErrorsAsOsErrors(self, "ioctl", name):
             self.release_closed_files()
-            found = self.object_of_fd(fd)
+            found = self.find_device_or_dmabuf(fd)
             if isinstance(found, DmaBuf):
                 if request not in _DMA_BUF_SYNC:
                     raise KernelError("dmabuf.ioctl")
@@ -261,7 +261,7 @@ class Kernel:
         """
         with self.lock, _KernelErrorsAsOsErrors(self, "mmap", f"mmap of fd {fd}"):
             self.release_closed_files()
-            found = self.object_of_fd(fd)
+            found = self.find_device_or_dmabuf(fd)
             if found is None:
                 return None
             self.injector.raise_if_due("MMAP")
@@ -314,12 +314,6 @@ class Kernel:
                 raise KernelError("dmabuf.msync")
 
     # execution side
-
-    def ensure_executor(self) -> Executor | None:
-        """The execution side, made at first use."""
-        if self.executor is None and self.make_executor is not None:
-            self.executor = self.make_executor(self)
-        return self.executor
 
     def kill_tsg_for_fault(self, port: ChannelPort, report: FaultReport) -> None:
         """A fatal error: kill the TSG, write the notifiers, keep the SM records. Any thread."""

@@ -38,7 +38,7 @@ def is_known_class(number: int, profile: str) -> bool:
     return number in CLASSES and not (profile == "r35" and number == NVENC)
 
 
-def check_graphics_queue(channel: ChannelFile, tsg: Tsg) -> None:
+def raise_if_wrong_veid_or_queue(channel: ChannelFile, tsg: Tsg) -> None:
     """Graphics stays on VEID 0 and run queue 0, and apart from asynchronous compute there.
 
     [nvgpu_tsg_validate_class_veid_pbdma, r36]; raises KernelError.
@@ -66,7 +66,7 @@ class GrContext(TsgPreemption):
         self.made = False
         self.mapped: set[object] = set()
 
-    def make_for_class(self, channel: ChannelFile, flags: int) -> None:
+    def set_up_for_class(self, channel: ChannelFile, flags: int) -> None:
         """ALLOC_OBJ_CTX: the first class of the TSG makes the context; raises KernelError."""
         if channel.vm is not None:
             self.mapped.add(channel.vm)
@@ -77,26 +77,24 @@ class GrContext(TsgPreemption):
         graphics = GFXP if flags & FLAG_GFXP else defaults[0]
         compute = CILP if flags & FLAG_CILP else defaults[1]
         try:
-            self._change_modes(channel, graphics, compute)
+            self._check_and_set_modes(channel, graphics, compute)
         except KernelError:
             self.made = not first or self.tsg.is_r35
             raise
 
     def set_preemption_modes(self, channel: ChannelFile, graphics: int, compute: int) -> None:
         """SET_PREEMPTION_MODE; raises KernelError."""
-        changed = self._change_modes(channel, graphics, compute)
+        changed = graphics not in (0, self.graphics) or compute not in (0, self.compute)
+        self._check_and_set_modes(channel, graphics, compute)
         if changed and not self.tsg.is_r35 and channel.vm not in self.mapped:
             raise KernelError("preempt.no-context")
 
-    def _change_modes(self, channel: ChannelFile, graphics: int, compute: int) -> bool:
-        """Set what is not set already; whether anything was left to do."""
+    def _check_and_set_modes(self, channel: ChannelFile, graphics: int, compute: int) -> None:
+        """Set what is not set already; raises KernelError."""
         graphics = 0 if graphics == self.graphics else graphics
         compute = 0 if compute == self.compute else compute
-        if graphics or compute:
-            self._check_and_set_modes(channel, graphics, compute)
-        return bool(graphics or compute)
-
-    def _check_and_set_modes(self, channel: ChannelFile, graphics: int, compute: int) -> None:
+        if not graphics and not compute:
+            return
         named = f"{graphics} and {compute}"
         if (graphics and not graphics & GRAPHICS_MODES) or (
             compute and not compute & COMPUTE_MODES

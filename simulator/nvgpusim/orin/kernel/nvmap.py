@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...memory import PAGE, DmaBuf
 from ..abi import StructBytes, ioc_nr, ioc_size, ioc_type
 from ..rules import KernelError
-from .board_memory import nvmap_request_limit, take_pages_or_oom_kill
+from .board_memory import nvmap_request_limit, oom_kill_if_out_of_memory
 from .device_file import DeviceFile, ioctl_handler
 from .nvmap_handles import Handle
 
@@ -94,7 +94,7 @@ class NvMapFile(DeviceFile):
         if not handle.users:
             self.state.on_last_user_gone(handle)
 
-    def _own_handle(self, number: int, rule: str) -> Handle:
+    def _require_own_handle(self, number: int, rule: str) -> Handle:
         if number not in self.refs:
             raise self.refusal(rule, f"handle {number:#x}")
         return self.state.handles[number]
@@ -126,7 +126,7 @@ class NvMapFile(DeviceFile):
             raise self.refusal("alloc.align", f"{align:#x}")
         if not -1 <= args["numa_nid"] <= MAX_NUMNODES:
             raise self.refusal("alloc.numa", str(args["numa_nid"]))
-        handle = self._own_handle(args["handle"], "alloc.handle")
+        handle = self._require_own_handle(args["handle"], "alloc.handle")
         mask = args["heap_mask"]
         heap = mask & HEAPS
         if not heap:
@@ -140,7 +140,7 @@ class NvMapFile(DeviceFile):
         if any(mask & alone and mask & ~alone for alone in EXCLUSIVE):
             raise self.refusal("alloc.exclusive", f"heap_mask {mask:#x}")
         if heap & HEAP_IOVMM:
-            take_pages_or_oom_kill(self.kernel, handle.buf.size)
+            oom_kill_if_out_of_memory(self.kernel, handle.buf.size)
         try:
             handle.buf.map_memfd(handle.fd)
         except OSError as error:
@@ -162,7 +162,7 @@ class NvMapFile(DeviceFile):
         self.note_rule("free.by-value")
         if number in self.refs:
             self._drop_user(number)
-        elif isinstance(found := self.kernel.object_of_fd(number), DmaBuf):
+        elif isinstance(found := self.kernel.find_device_or_dmabuf(number), DmaBuf):
             self.note_rule("free.fd")
             real_close(number)
             self.state.on_fd_closed(found)
@@ -176,7 +176,7 @@ class NvMapFile(DeviceFile):
             source, buf = handle.fd, handle.buf
         else:
             source = number
-            buf = kernel.dmabuf_of_fd(number, "getfd.badfd", "getfd.not-dmabuf")
+            buf = kernel.require_dmabuf(number, "getfd.badfd", "getfd.not-dmabuf")
         try:
             fd = kernel.dup_for_client(source)
         except KernelError:
@@ -190,7 +190,7 @@ class NvMapFile(DeviceFile):
     def handle_from_fd(self, args: StructBytes) -> None:
         """A handle for a dmabuf fd: fd in at 0, handle out at 4."""
         kernel, fd = self.kernel, args["fd"]
-        buf = kernel.dmabuf_of_fd(fd, "fromfd.badfd", "fromfd.not-dmabuf")
+        buf = kernel.require_dmabuf(fd, "fromfd.badfd", "fromfd.not-dmabuf")
         handle = self.state.ensure_handle(buf, fd, kernel.is_read_only_fd(fd))
         self._add_user(handle)
         args["handle"] = handle.id
@@ -198,7 +198,7 @@ class NvMapFile(DeviceFile):
     @ioctl_handler("NVMAP_IOC_DUP_HANDLE")
     def dup_handle(self, args: StructBytes) -> None:
         """One more reference on the same handle, or on its read-only twin."""
-        handle = self._own_handle(args["handle"], "dup.handle")
+        handle = self._require_own_handle(args["handle"], "dup.handle")
         read_only = args["access_flags"] == READ_ONLY
         if handle.read_only and not read_only:
             raise self.refusal("dup.read-only")
@@ -249,7 +249,7 @@ class NvMapFile(DeviceFile):
     @ioctl_handler("NVMAP_IOC_PARAMETERS")
     def get_parameters(self, args: StructBytes) -> None:
         """All parameters of a handle at once."""
-        handle = self._own_handle(args["handle"], "param.handle")
+        handle = self._require_own_handle(args["handle"], "param.handle")
         args["heap"] = handle.heap if handle.buf.is_allocated else 0
         args["align"] = handle.align
         if handle.read_only:
@@ -263,7 +263,7 @@ class NvMapFile(DeviceFile):
         address, length = args["addr"], args["len"]
         if not address or args["op"] not in CACHE_OPS:
             raise self.refusal("cache.op", f"op {args['op']} at {address:#x}")
-        handle = self._own_handle(args["handle"], "cache.handle")
+        handle = self._require_own_handle(args["handle"], "cache.handle")
         mapping = self.kernel.cpu_maps.mapping_at(address)
         if (
             mapping is None
@@ -356,7 +356,7 @@ class NvMapFile(DeviceFile):
         hmem, user = args["hmem_stride"], args["user_stride"]
         if not args["addr"] or not count or not size:
             raise self.refusal("rw.empty")
-        handle = self._own_handle(args["handle"], "rw.handle")
+        handle = self._require_own_handle(args["handle"], "rw.handle")
         if handle.read_only and not reading:
             raise self.refusal("rw.read-only")
         if not handle.buf.is_allocated or (reading and handle.buf.vpr):

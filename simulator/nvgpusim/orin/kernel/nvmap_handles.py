@@ -131,7 +131,7 @@ class NvMapHandles:
         own = {handle.fd for handle in self.handles.values()}
         found: dict[DmaBuf, list[int]] = {}
         for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd not in own and isinstance(buf := self.kernel.object_of_fd(fd), DmaBuf):
+            if fd not in own and isinstance(buf := self.kernel.find_device_or_dmabuf(fd), DmaBuf):
                 found.setdefault(buf, []).append(fd)
         return found
 

@@ -96,8 +96,8 @@ class Tsg:
             self.taken.remove(veid)
             self.spaces[veid] = None
 
-    def check_address_space(self, channel: ChannelFile) -> None:
-        """Check made before every bind from r36 on; raises KernelError."""
+    def set_or_check_address_space(self, channel: ChannelFile) -> None:
+        """Before each bind from r36 on; VEID 0 takes its first channel's. Raises KernelError."""
         if channel.veid == 0 and self.spaces.get(0) is None:
             if self.sync:
                 raise KernelError("bind.no-sync")
@@ -223,8 +223,8 @@ class TsgFile(DeviceFile):
             assert all(c.tsg is tsg and c.subcontext is subcontext for c in subcontext.channels)
         assert all(0 < veid < MAX_VEIDS for veid in tsg.taken)
 
-    def _channel_of_fd(self, fd: int) -> ChannelFile:
-        channel = self.kernel.file_of_fd(fd, ChannelFile)
+    def _require_channel(self, fd: int) -> ChannelFile:
+        channel = self.kernel.find_file_by_fd_and_kind(fd, ChannelFile)
         if channel is None:
             raise self.refusal("bind.fd", f"fd {fd}")
         return channel
@@ -235,10 +235,10 @@ class TsgFile(DeviceFile):
 
         A refusal for the address space keeps a reference of the channel: its close waits for ever.
         """
-        channel = self._channel_of_fd(struct.unpack("<i", raw)[0])
+        channel = self._require_channel(struct.unpack("<i", raw)[0])
         if not self.tsg.is_r35:
             try:
-                self.tsg.check_address_space(channel)
+                self.tsg.set_or_check_address_space(channel)
             except KernelError:
                 channel.kept = True
                 raise
@@ -249,23 +249,23 @@ class TsgFile(DeviceFile):
         """Bind on a VEID."""
         if self.kernel.scheduler_locked:
             raise self.refusal("bind.locked")
-        channel = self._channel_of_fd(args["channel_fd"])
+        channel = self._require_channel(args["channel_fd"])
         if args["subcontext_id"] >= MAX_VEIDS:
             raise self.refusal("bind.veid", str(args["subcontext_id"]))
         channel.veid = args["subcontext_id"]  # kept, and its run queue, when the rest is refused
         if channel.veid:
             channel.runqueue = 1
         if not self.tsg.is_r35:
-            self.tsg.check_address_space(channel)
+            self.tsg.set_or_check_address_space(channel)
         self.tsg.bind_channel(channel)
 
     @ioctl_handler("NVGPU_TSG_IOCTL_UNBIND_CHANNEL")
     def unbind_channel(self, raw: bytearray) -> None:
         """Unbind; the channel is of no use afterwards."""
-        channel = self._channel_of_fd(struct.unpack("<i", raw)[0])
+        channel = self._require_channel(struct.unpack("<i", raw)[0])
         if channel.tsg is not self.tsg:
             raise self.refusal("unbind.not-member")
-        if channel.stays_busy():
+        if channel.is_busy_after_wait():
             raise self.refusal("unbind.busy")
         channel.leave_runlist()
         self.tsg.unbind_channel(channel)
@@ -345,7 +345,7 @@ class TsgFile(DeviceFile):
         """A VEID for an address space."""
         if args["type"] not in (SYNC, ASYNC):
             raise self.refusal("subctx.type", str(args["type"]))
-        space = self.kernel.file_of_fd(args["as_fd"], AsFile)
+        space = self.kernel.find_file_by_fd_and_kind(args["as_fd"], AsFile)
         if space is None:
             raise self.refusal("subctx.as", f"fd {args['as_fd']}")
         args["veid"] = self.tsg.give_veid(args["type"], space.vm)

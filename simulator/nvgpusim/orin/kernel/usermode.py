@@ -102,10 +102,10 @@ class UsermodePage:
             now = time.monotonic_ns()
             cells[TIME_HIGH], cells[TIME_LOW] = now >> 32, now & 0xFFFFFFFF
             if token != IDLE:
-                self.on_ring(token)
+                self.on_doorbell(token)
         return token != IDLE
 
-    def on_ring(self, token: int) -> None:
+    def on_doorbell(self, token: int) -> None:
         """A store of `token` was seen."""
         kernel = self.kernel
         self.rings += 1

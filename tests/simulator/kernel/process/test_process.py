@@ -21,7 +21,7 @@ from nvgpusim.allocated_pieces import EXTENTS, AllocatedPieces
 from nvgpusim.options import Options
 from nvgpusim.orin import report
 from nvgpusim.orin.gpu_api import FaultReport
-from nvgpusim.orin.simulation import Simulation, make_executor, start_from_environment
+from nvgpusim.orin.simulation import Simulation, make_gpu_for_kernel, start_from_environment
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def test_bootstrap_follows_the_environment(tmp_path: Path, monkeypatch: pytest.M
     assert first is not None and Simulation.current is first
     try:
         assert first.kernel.shape.sms == 4 and os.path.exists(rc.CTRL)
-        gpu = make_executor(first.kernel)
+        gpu = make_gpu_for_kernel(first.kernel)
         assert gpu.is_idle()
         gpu.stop_threads()
     finally:

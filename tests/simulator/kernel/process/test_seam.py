@@ -37,7 +37,7 @@ def test_every_node_opens_but_the_one_that_wants_big_pages(kernel: Kernel, node:
     fd = os.open(node, os.O_RDWR)
     os.close(fd)
     with open(node, "rb+", buffering=0) as file:
-        assert kernel.object_of_fd(file.fileno()) is not None
+        assert kernel.find_device_or_dmabuf(file.fileno()) is not None
     kernel.release_closed_files()
     assert kernel.files == {}
 

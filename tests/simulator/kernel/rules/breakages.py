@@ -163,7 +163,7 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "free.by-value": [
         ("orin/kernel/nvmap.py", 'self.note_rule("free.by-value")',
-         'self._own_handle(number, "alloc.handle")'),
+         'self._require_own_handle(number, "alloc.handle")'),
     ],
     "free.fd": [("orin/kernel/nvmap.py", "            real_close(number)\n", "            pass\n")],
     "fromva.rest": [("orin/kernel/nvmap.py", "size = area[0] - va", "size = PAGE")],

@@ -73,7 +73,7 @@ def allocated(board: Board, size: int = 4096, **more: int) -> int:
 
 def file_of(kernel: Kernel, fd: int) -> ChannelFile:
     """The model's channel behind a descriptor."""
-    found = kernel.object_of_fd(fd)
+    found = kernel.find_device_or_dmabuf(fd)
     assert isinstance(found, ChannelFile)
     return found
 

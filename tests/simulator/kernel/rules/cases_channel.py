@@ -47,8 +47,8 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("setup.no-room")
 def _(kernel: Kernel, board: Board) -> None:
-    vm = kernel.object_of_fd(board.as_fd).vm  # type: ignore[union-attr]
-    while vm.system.alloc(1 << 20) is not None:
+    vm = kernel.find_device_or_dmabuf(board.as_fd).vm  # type: ignore[union-attr]
+    while vm.system.alloc_if_room(1 << 20) is not None:
         pass
     _setup(board, gpfifo=board.dmabuf(1 << 20))
 

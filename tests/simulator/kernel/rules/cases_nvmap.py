@@ -235,7 +235,7 @@ def _(kernel: Kernel, board: Board) -> None:
     small = _from_va(board, base, 8192)
     va = rc.map_buffer(board.as_fd, rc.get_fd(board.nvmap, small))
     view[:4] = b"host"
-    vm = kernel.object_of_fd(board.as_fd).vm  # type: ignore[union-attr]
+    vm = kernel.find_device_or_dmabuf(board.as_fd).vm  # type: ignore[union-attr]
     assert bytes(vm.pages.view_bytes(va, 4, "read")) == b"host"
     assert va != base
     del view

@@ -16,7 +16,7 @@ from nvgpusim.orin.kernel import Kernel
 def _(kernel: Kernel, board: Board) -> None:
     va = rc.alloc_space(board.as_fd, 16, 0x10000000)
     rc.map_buffer(board.as_fd, board.dmabuf(), 1, va + 4096)
-    found = kernel.object_of_fd(board.as_fd)
+    found = kernel.find_device_or_dmabuf(board.as_fd)
     rc.free_space(board.as_fd, va, 16)
     assert found.vm.pages.mapping_at(va + 4096) is None  # type: ignore[union-attr]
     assert rc.alloc_space(board.as_fd, 16, va) == va
@@ -45,8 +45,8 @@ def _(kernel: Kernel, board: Board) -> None:
 def _(kernel: Kernel, board: Board) -> None:
     space = rc.alloc_as(board.ctrl, 1 << 21, 3 << 21)
     rc.map_buffer(space, board.dmabuf(4 << 20))
-    system = kernel.object_of_fd(space).vm.system  # type: ignore[union-attr]
-    while system.alloc(1 << 22) is not None:  # SYNCPOINT_SHIM
+    system = kernel.find_device_or_dmabuf(space).vm.system  # type: ignore[union-attr]
+    while system.alloc_if_room(1 << 22) is not None:  # SYNCPOINT_SHIM
         pass
     fails(12, call, space, "A", 12, "QII", 0, 0, 0, direction="r")
     rc.map_buffer(space, board.dmabuf(4096))
@@ -59,7 +59,7 @@ def _(kernel: Kernel, board: Board) -> None:
     assert rc.map_buffer(board.as_fd, os.dup(fd)) == va
     cacheable = rc.map_buffer(board.as_fd, fd, 4)
     assert va != cacheable != rc.map_buffer(board.as_fd, fd, 4) != va
-    vm = kernel.object_of_fd(board.as_fd).vm  # type: ignore[union-attr]
+    vm = kernel.find_device_or_dmabuf(board.as_fd).vm  # type: ignore[union-attr]
     rc.unmap_buffer(board.as_fd, va)
     assert vm.pages.mapping_at(va) is not None
     rc.unmap_buffer(board.as_fd, va)
@@ -71,7 +71,7 @@ def _(kernel: Kernel, board: Board) -> None:
     fd = board.dmabuf()
     va = rc.map_buffer(board.as_fd, fd)
     os.close(fd)
-    vm = kernel.object_of_fd(board.as_fd).vm  # type: ignore[union-attr]
+    vm = kernel.find_device_or_dmabuf(board.as_fd).vm  # type: ignore[union-attr]
     vm.pages.view_bytes(va, 4096, "write")[0] = 1
     assert kernel.journal.in_use == 4096
 
@@ -82,7 +82,7 @@ def _batch(board: Board, unmaps: int, maps: int, unmap_at: int = 0, map_at: int 
 
 @case("map.batch-fault")
 def _(kernel: Kernel, board: Board) -> None:
-    pages = kernel.object_of_fd(board.as_fd).vm.pages  # type: ignore[union-attr]
+    pages = kernel.find_device_or_dmabuf(board.as_fd).vm.pages  # type: ignore[union-attr]
     mapped = [rc.map_buffer(board.as_fd, board.dmabuf()) for _ in range(2)]
     addresses = (ctypes.c_uint64 * 2)(*mapped)
     _batch(board, 2, 0, ctypes.addressof(addresses))
@@ -96,7 +96,7 @@ def _(kernel: Kernel, board: Board) -> None:
     rc.unmap_buffer(board.as_fd, 0x5000000)
     va = rc.map_buffer(board.as_fd, board.dmabuf(8192))
     rc.unmap_buffer(board.as_fd, va + 4096)
-    assert kernel.object_of_fd(board.as_fd).vm.pages.mapping_at(va) is not None  # type: ignore[union-attr]
+    assert kernel.find_device_or_dmabuf(board.as_fd).vm.pages.mapping_at(va) is not None  # type: ignore[union-attr]
 
 
 @case("unmap.at-once")
