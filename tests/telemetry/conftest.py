@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,8 +18,10 @@ Show = Callable[[Tree], Roots]
 HWMON, THERMAL = "sys/class/hwmon", "sys/class/thermal"
 DEVFREQ = "sys/class/devfreq/17000000.gpu"
 CPUS = 12
+TELEMETRY = Path(__file__).parents[2] / "telemetry"
+RULES = sorted((TELEMETRY / "rules").glob("*.yml"))
 #: The board that is shipped; it begins in idle.
-RECORDED = Path(__file__).parents[2] / "telemetry/boards/agx-orin"
+RECORDED = TELEMETRY / "boards/agx-orin"
 FRAMES = load_recording(RECORDED)
 
 
@@ -323,6 +326,14 @@ def exposition(roots: Roots, accept: str = "") -> str:
     with BoardReader(roots, SOURCES, budget=10.0) as board:
         _, body = Exporter(board).content_type_and_exposition(accept)
     return VARYING.sub(r"\1 SECONDS", body.decode())
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> object:
+    """The answer of `condition` once it is true, or when the seconds are over."""
+    end = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
 
 
 def exit_code(main: Callable[[Sequence[str]], None], *arguments: str) -> int:

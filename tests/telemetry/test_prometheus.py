@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
-from tests.telemetry.conftest import HWMON, idle, supply
+from tests.telemetry.conftest import HWMON, RULES, TELEMETRY, idle, supply, until
 from tests.telemetry.prometheus import Prometheus, answer, free_port
 
-import orinexporter
 from orinbench.measure.board import MeasuredEnergy, measure_energy, write_textfile
 from orinboard.energy import EnergySampler
 from orinboard.replay import Frame, RecordingPlayer
@@ -28,8 +27,6 @@ from orinboard.sources import BoardReader
 from orinexporter.exporter import Exporter
 from orinexporter.web import ExporterServer
 
-TELEMETRY = Path(orinexporter.__file__).parents[1]
-RULES = sorted((TELEMETRY / "rules").glob("*.yml"))
 DASHBOARDS = runpy.run_path(str(TELEMETRY / "dashboards" / "build.py"))
 pytestmark = pytest.mark.skipif(
     not shutil.which("prometheus"), reason="prometheus is not installed"
@@ -143,13 +140,6 @@ def start_node_exporter(directory: Path, port: int) -> subprocess.Popen[bytes] |
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-
-
-def until(condition: Callable[[], object], seconds: float = 10.0) -> object:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return found
 
 
 def test_prometheus_scrapes_the_board(machine: Machine) -> None:

@@ -4,8 +4,13 @@
 `origin`. All times are microseconds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
+
+from orinboard.files import Roots
+from orinboard.meter import EnergyMeter, Sample
+from orinboard.sampling import PowerSampling, Reader, SamplingStatus, TimeSources
 
 CONVERSION_TIMES = (140, 204, 332, 588, 1100, 2116, 4156, 8244)
 #: One transfer on the I2C bus in the recording.
@@ -13,6 +18,7 @@ TRANSFER = 200.0
 #: Steps of an INA3221: 40 µV of a shunt, 8 mV of a bus.
 SHUNT_STEP, BUS_STEP = 40, 8
 
+MAX_GAP = 0.5
 #: The mean of a channel's amperes or volts from one moment to another.
 Mean = Callable[[int, float, float], float]
 
@@ -22,6 +28,35 @@ class VirtualClock:
     """A clock that goes on when somebody waits."""
 
     now: float = 0.0
+
+
+def sampled(
+    roots: Roots,
+    hertz: float,
+    seconds: float,
+    moment: Callable[[float], None] = lambda now: None,
+    readers: Sequence[Reader] | None = None,
+) -> tuple[EnergyMeter, list[Sample]]:
+    """A region on a clock that goes on only while the sampling waits; `moment` is told each."""
+    now, meter, samples = [0.0], EnergyMeter(MAX_GAP), list[Sample]()
+
+    def sleep(wanted: float) -> None:
+        now[0] += wanted
+        moment(now[0])
+
+    def wait(wanted: float) -> bool:
+        sleep(min(wanted, seconds - now[0]))
+        return now[0] >= seconds
+
+    def take(sample: Sample, status: SamplingStatus) -> None:
+        meter.max_gap = status.max_gap
+        meter.add_sample(sample)
+        samples.append(sample)
+
+    clock, draw = TimeSources(lambda: now[0], lambda: now[0], sleep), Random(3)
+    sampling = PowerSampling(roots, hertz, clock=clock, draw=draw, readers=readers)
+    sampling.sample_until_stopped(wait, take)
+    return meter, samples
 
 
 @dataclass

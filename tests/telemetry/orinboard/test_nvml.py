@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from tests.telemetry.conftest import Show, Tree, idle, orin_nx, thor
+from tests.telemetry.orinboard.chips import sampled
 
 from orinboard.board import BoardState
 from orinboard.files import FileReader
-from orinboard.meter import EnergyMeter, Sample
 from orinboard.readings import GpuMemory, Readings
-from orinboard.sampling import PowerSampling, SamplingStatus, TimeSources
 from orinboard.sensors import nvml
 
 
@@ -79,20 +78,13 @@ def test_energy_of_a_discrete_gpu(
     energy: bool, watts: float, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own counter where it has one, else its power."""
-    gpu, meter = FakeNvml(energy=energy), EnergyMeter(0.5)
+    gpu = FakeNvml(energy=energy)
     monkeypatch.setattr(nvml, "nvml_library", lambda: gpu)
 
-    def wait(seconds: float) -> bool:
-        gpu.now += seconds
-        return gpu.now > 5
+    def moment(now: float) -> None:
+        gpu.now = now
 
-    clock = TimeSources(lambda: gpu.now, lambda: gpu.now, lambda seconds: None)
-    sampling = PowerSampling(show({}), 50, readers=[nvml.NvmlPowerReader(os.getpid())], clock=clock)
-
-    def take(sample: Sample, status: SamplingStatus) -> None:
-        meter.add_sample(sample)
-
-    sampling.sample_until_stopped(wait, take)
+    meter, _ = sampled(show({}), 50, 5.0, moment, [nvml.NvmlPowerReader(os.getpid())])
     assert meter.energy().summed == ("gpu0",)
     assert meter.energy().mean_watts == pytest.approx(watts, rel=1e-4)
 

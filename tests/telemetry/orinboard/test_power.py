@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from tests.telemetry.conftest import HWMON, Show, idle, nc_rail, orin_nx, thor
+from tests.telemetry.orinboard.chips import sampled
 
 from orinboard.energy import EnergySampler
 from orinboard.files import FileReader, Roots
-from orinboard.meter import EnergyMeter, Sample
 from orinboard.power_boundary import (
     AGX_ORIN_INPUTS,
     boundary_of_rails,
@@ -23,7 +23,7 @@ from orinboard.power_boundary import (
 )
 from orinboard.readings import Rail
 from orinboard.replay import TreeOnDisk
-from orinboard.sampling import PowerSampling, SamplingStatus, TimeSources
+from orinboard.sampling import PowerSampling
 from orinboard.sensors import fast_rails
 from orinboard.sensors.fast_rails import ChipAveraging, FastRailReader
 from orinboard.sensors.hwmon import read_rails
@@ -130,19 +130,7 @@ def test_what_the_chip_says_of_its_averaging(show: Show) -> None:
 def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
     """Samples as far apart as a part of the chip's own averages are all that there is to know."""
     roots = show(idle() | {f"{HWMON}/hwmon1/update_interval": "600\n"})
-    now, meter = [0.0], EnergyMeter(0.5)
-
-    def wait(seconds: float) -> bool:
-        now[0] += seconds
-        return meter.samples >= 16
-
-    def take(sample: Sample, status: SamplingStatus) -> None:
-        meter.max_gap = status.max_gap
-        meter.add_sample(sample)
-
-    clock = TimeSources(lambda: now[0], lambda: now[0], lambda seconds: None)
-    PowerSampling(roots, 10, clock=clock, draw=Random(3)).sample_until_stopped(wait, take)
-    energy = meter.energy()
+    energy = sampled(roots, 10, 4.0)[0].energy()
     assert energy.gap_seconds == 0 and energy.seconds > 2 and energy.total_joules
 
 
@@ -150,6 +138,7 @@ def test_a_chip_slower_than_patience_is_healthy(show: Show) -> None:
     roots = show(idle() | {f"{HWMON}/hwmon1/update_interval": "14000\n"})
     sampler = EnergySampler(roots, 10)
     PowerSampling(roots, 10).take_and_emit_sample(sampler._add_sample)
+    assert sampler.health().complaint == "the energy sampler has ended"
     health = replace(sampler.health(), alive=True)
     assert replace(health, age_seconds=27.0, still_seconds=27.0).complaint is None
     assert replace(health, age_seconds=999.0).complaint

@@ -72,25 +72,24 @@ def test_the_driver_is_asked_for_its_multiprocessors(
     assert (state.sms, state.sms_source) == (sms, "nvgpu")
 
 
-@pytest.mark.parametrize("call", [masks(15, 15, error=errno.ENOTTY), masks(15, 15, result=8)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(masks(15, 15, error=errno.ENOTTY), masks(15, 15, result=8)),
+        nvgpu.call_ioctl,  # on a file that is no GPU
+    ],
+)
 def test_a_driver_that_refuses_is_named(call: nvgpu.Ioctl, show: Show) -> None:
     state = read_state(show(with_device(idle())), call)
     assert (state.sms, state.sms_source) == (16, "sysfs")
     assert any(line.startswith("nvgpu: ") for line in state.errors)
 
 
-def test_the_real_ioctl_on_a_file_that_is_no_gpu(show: Show) -> None:
-    state = read_state(show(with_device(idle())))
-    assert state.sms_source == "sysfs" and "nvgpu: [Errno 25]" in state.errors[0]
-
-
 @pytest.mark.parametrize(
     ("profile", "module", "sms"),
     [
         ("r35", "agx64", 16),
-        ("r36", "agx64", 16),
-        ("r39", "agx64", 16),
-        ("r36", "agx32", 14),
+        ("r39", "agx32", 14),
         ("r36", "nx16", 8),
         ("r36", "nano4", 4),
     ],
@@ -148,6 +147,12 @@ def test_throttle_events_between_two_states(show: Show) -> None:
     [
         (maxn_load(), "maxn,pinned", None, None),
         (idle(), "pinned", "gpu and cpu clocks may move", "sudo jetson_clocks"),
+        (
+            maxn_load() | {"sys/devices/system/cpu/cpu7/cpufreq/scaling_min_freq": "729600\n"},
+            "pinned",
+            "cpu clocks may move",
+            "sudo jetson_clocks",
+        ),
         (cores_off(), "maxn", "the power mode is MODE_30W, not MAXN", "sudo nvpmodel -m 0"),
         (without(idle(), "var/"), "maxn", "nvpmodel has never run here", "sudo nvpmodel -m 0"),
         (
@@ -157,6 +162,12 @@ def test_throttle_events_between_two_states(show: Show) -> None:
             "sudo nvpmodel -m 0",
         ),
         (without(idle(), "etc/nvpm"), "maxn", None, None),
+        (
+            idle() | {"etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=MAXN>\n"},
+            "maxn",
+            None,
+            None,
+        ),
         (orin_nx(), "maxn", "the power mode is MAXN, not MAXN_SUPER", "sudo nvpmodel -m 4"),
         (
             idle() | {f"{DEVFREQ}/device/tpc_pg_mask": "240\n"},
@@ -178,7 +189,7 @@ def test_requirements(
         board.require_board_state(spec, roots)
     else:
         (problem,) = problems
-        assert complaint in problem.found and problem.command == command
+        assert problem.found.startswith(complaint) and problem.command == command
         with pytest.raises(BenchError, match=f"--require {spec}: ") as caught:
             board.require_board_state(spec, roots)
         assert complaint in str(caught.value) and "\n" not in str(caught.value)
@@ -299,15 +310,13 @@ def test_figures_for_the_textfile_collector(tmp_path: Path) -> None:
     assert f"orinbench_run_joules{{{labels}}} 115.2" in text
     assert text.count("orinbench_joules_per_token{") == 1 and "ttft" not in text
     assert file.stat().st_mode & 0o777 == 0o644
-    board.write_textfile([RECORD], tmp_path)
-    assert "pp512" not in file.read_text() and len(list(tmp_path.iterdir())) == 1
+    # Rows that would be one series: the newest.
+    board.write_textfile([RECORD, RECORD | {"median_ts": 50.0}], tmp_path)
+    newest = file.read_text()
+    assert newest.count("orinbench_tokens_per_second{") == 1 and "} 50.0" in newest
+    assert "pp512" not in newest and len(list(tmp_path.iterdir())) == 1
     if shutil.which("promtool"):
         done = subprocess.run(
             ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30
         )
         assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_rows_that_would_be_one_series(tmp_path: Path) -> None:
-    text = board.write_textfile([RECORD, RECORD | {"median_ts": 50.0}], tmp_path).read_text()
-    assert text.count("orinbench_tokens_per_second{") == 1 and "} 50.0" in text

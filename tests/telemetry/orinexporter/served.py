@@ -5,8 +5,7 @@ import os
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,15 +44,6 @@ def ask(
     body = answer.read()
     connection.close()
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, body
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def folder_of(roots: Roots) -> str:

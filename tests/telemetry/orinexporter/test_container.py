@@ -8,14 +8,12 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 
 import yaml
-from tests.telemetry.conftest import Tree, idle
+from tests.telemetry.conftest import TELEMETRY, Tree, idle
 
-import orinexporter
 from orinboard.files import FileReader
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.system import read_identity
 
-TELEMETRY = Path(orinexporter.__file__).parents[1]
 #: What a distribution's package is called where it is imported.
 IMPORTED_AS = {"pyyaml": "yaml"}
 

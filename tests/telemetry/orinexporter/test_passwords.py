@@ -7,8 +7,8 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from tests.telemetry.conftest import Show, idle
-from tests.telemetry.orinexporter.served import ask, served, until
+from tests.telemetry.conftest import Show, idle, until
+from tests.telemetry.orinexporter.served import ask, served
 from tests.telemetry.orinexporter.test_web import TLS, basic, certificate, hashed, web_config
 
 from orinexporter.webconfig import PasswordCheck, load_web_config

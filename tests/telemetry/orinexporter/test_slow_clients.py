@@ -8,8 +8,8 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from tests.telemetry.conftest import Show, idle
-from tests.telemetry.orinexporter.served import ask, exporting, folder_of, served, until
+from tests.telemetry.conftest import Show, idle, until
+from tests.telemetry.orinexporter.served import ask, exporting, folder_of, served
 
 from orinboard.energy import EnergySampler
 from orinboard.files import FileReader, Roots

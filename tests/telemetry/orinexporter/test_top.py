@@ -55,9 +55,13 @@ def text(roots: Roots, before: tuple[CoreTicks, ...] = ()) -> str:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_board_has_a_screen(name: str, show: Show) -> None:
-    shown = text(show(BOARDS[name]()))
+def test_every_board_has_a_screen_and_a_page(name: str, show: Show) -> None:
+    roots = show(BOARDS[name]())
+    shown = text(roots)
     assert "CPU" in shown and "None" not in shown
+    with BoardReader(roots, budget=5.0) as board:
+        body = Exporter(board).html_page().decode()
+    assert body.count("<table") >= 2 and "Undefined" not in body
 
 
 def test_a_loaded_board(show: Show) -> None:

@@ -12,53 +12,54 @@ from urllib.parse import urlsplit
 
 import bcrypt
 import pytest
-from tests.telemetry.conftest import Show, idle
-from tests.telemetry.orinexporter.served import ask, exporting, folder_of, served, until
+from tests.telemetry.conftest import Show, idle, until
+from tests.telemetry.orinexporter.served import ask, exporting, folder_of, served
 
 from orinexporter import web
-from orinexporter.webconfig import WebConfigError, load_web_config
+from orinexporter.webconfig import WebConfig, WebConfigError, load_web_config
+
+TEXT, OPENMETRICS = "text/plain; version=0.0.4", "application/openmetrics-text"
 
 
-def test_head_says_what_get_would(show: Show) -> None:
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", TEXT),
+        (f"{OPENMETRICS};version=1.0.0,text/plain;version=0.0.4;q=0.5", OPENMETRICS),
+        # Versions that are none.
+        (f"{OPENMETRICS}; version=abc", TEXT),
+        (f"{OPENMETRICS}; version=1..0", TEXT),
+        (f"{OPENMETRICS}; version=1.x", TEXT),
+    ],
+)
+def test_formats_methods_and_compression(accept: str, content_type: str, show: Show) -> None:
     with served(show(idle())) as server:
-        status, headers, body = ask(server, "/metrics", "HEAD")
-        assert (status, body) == (200, b"") and headers["content-type"].startswith("text/plain")
+        status, headers, body = ask(server, "/metrics", Accept=accept)
+        assert status == 200 and headers["content-type"].startswith(content_type)
+        assert b"\njetson_module_power_watts 6.6" in body and "content-encoding" not in headers
+        assert body.endswith(b"# EOF\n") == (content_type == OPENMETRICS)
+        assert b'jetson_exporter_build_info{pythonversion="3.' in body
+        assert b"\nprocess_resident_memory_bytes " in body and b"\nprocess_open_fds " in body
+        headers, body = ask(server, "/metrics", accept_encoding="gzip", Accept=accept)[1:]
+        assert headers["content-encoding"] == "gzip"
+        assert b"jetson_module_power_watts 6.6" in gzip.decompress(body)
+        status, headers, body = ask(server, "/metrics", "HEAD", Accept=accept)
+        assert (status, body) == (200, b"") and headers["content-type"].startswith(content_type)
         assert int(headers["content-length"]) > 5000
         assert ask(server, "/metrics", "POST")[0] == 405
 
 
-def test_gzip_for_those_who_take_it(show: Show) -> None:
-    with served(show(idle())) as server:
-        status, headers, body = ask(server, "/metrics", accept_encoding="gzip")
-        assert status == 200 and headers["content-encoding"] == "gzip"
-        assert b"jetson_module_power_watts 6.6" in gzip.decompress(body)
-        assert "content-encoding" not in ask(server, "/metrics")[1]
-
-
-def test_the_release_and_the_process(show: Show) -> None:
-    with served(show(idle())) as server:
-        text = ask(server, "/metrics")[2].decode()
-    assert 'jetson_exporter_build_info{pythonversion="3.' in text
-    assert "\nprocess_resident_memory_bytes " in text and "\nprocess_open_fds " in text
-
-
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("127.0.0.1:9401", 200),
-        ("[::1]:9401", 200),
-        ("192.168.55.1", 200),
-        ("localhost:9401", 200),
-        ("LocalHost:9401", 200),
-        ("orin.example.org:9401", 200),
-        ("evil.example.org", 421),
-        ("127.0.0.1.evil.example.org:9401", 421),
-    ],
+OURS = (
+    *("127.0.0.1:9401", "[::1]:9401", "192.168.55.1", "localhost:9401", "LocalHost:9401"),
+    "orin.example.org:9401",
 )
-def test_only_names_of_ours_are_served(host: str, status: int, show: Show) -> None:
+
+
+def test_only_names_of_ours_are_served(show: Show) -> None:
     """A page of somebody else whose name was made to lead here must not read the board."""
     with served(show(idle()), hosts=("orin.example.org",)) as server:
-        assert ask(server, "/metrics", Host=host)[0] == status
+        for host in (*OURS, "evil.example.org", "127.0.0.1.evil.example.org:9401"):
+            assert ask(server, "/metrics", Host=host)[0] == (200 if host in OURS else 421), host
 
 
 def basic(user: str, password: str) -> str:
@@ -101,14 +102,6 @@ def test_basic_auth(show: Show, tmp_path: Path) -> None:
         assert ask(server, "/metrics", Authorization=basic("new", "x"))[0] == 200
 
 
-@pytest.mark.parametrize("version", ["abc", "1..0", "1.x"])
-def test_a_version_that_is_none(version: str, show: Show) -> None:
-    with served(show(idle())) as server:
-        accept = f"application/openmetrics-text; version={version}"
-        status, _, body = ask(server, "/metrics", Accept=accept)
-        assert status == 200 and b"jetson_info{" in body
-
-
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     files = folder / f"{name}.crt", folder / f"{name}.key"
     subprocess.run(
@@ -141,19 +134,6 @@ def test_tls_with_a_certificate_that_changes(show: Show, tmp_path: Path) -> None
         assert ask(server, "/healthz", context=old)[0] == 200
 
 
-def test_tls_asks_for_a_clients_certificate(show: Show, tmp_path: Path) -> None:
-    certificate(tmp_path, "one")
-    crt, key = certificate(tmp_path, "client")
-    asks = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: client.crt\n"
-    config = load_web_config(web_config(tmp_path, TLS + asks))
-    trust = ssl.create_default_context(cafile=str(tmp_path / "one.crt"))
-    with served(show(idle()), config) as server:
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            ask(server, "/healthz", context=trust)
-        trust.load_cert_chain(crt, key)
-        assert ask(server, "/healthz", context=trust)[0] == 200
-
-
 def test_a_reload_that_fails_leaves_the_certificate_as_it_was(show: Show, tmp_path: Path) -> None:
     certificate(tmp_path, "one")
     file = web_config(tmp_path, TLS)
@@ -166,18 +146,19 @@ def test_a_reload_that_fails_leaves_the_certificate_as_it_was(show: Show, tmp_pa
         assert ask(server, "/healthz", context=trust)[0] == 200
 
 
-def test_a_reload_can_ask_for_a_clients_certificate(show: Show, tmp_path: Path) -> None:
+def test_a_clients_certificate_is_asked_for(show: Show, tmp_path: Path) -> None:
+    """From the start, by a reload that names another authority, and until one names none."""
     certificate(tmp_path, "one")
     authorities = [certificate(tmp_path, name) for name in ("client", "other")]
     trust = [ssl.create_default_context(cafile=str(tmp_path / "one.crt")) for _ in range(3)]
     for context, pair in zip(trust, authorities, strict=False):
         context.load_cert_chain(*pair)
 
-    def ask_for(authority: str) -> list[bool]:
-        asks = f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n"
-        text = f"{asks}  client_ca_file: {authority}.crt\n"
-        server.replace_config(load_web_config(web_config(tmp_path, text)))
-        return [is_admitted(context) for context in trust]
+    def config(authority: str) -> WebConfig:
+        asks = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: "
+        return load_web_config(
+            web_config(tmp_path, TLS + (f"{asks}{authority}.crt\n" if authority else ""))
+        )
 
     def is_admitted(context: ssl.SSLContext) -> bool:
         try:
@@ -185,11 +166,15 @@ def test_a_reload_can_ask_for_a_clients_certificate(show: Show, tmp_path: Path) 
         except (ssl.SSLError, ConnectionError):
             return False
 
-    with served(show(idle()), load_web_config(web_config(tmp_path, TLS))) as server:
-        assert is_admitted(trust[2])
-        assert ask_for("client") == [True, False, False]
-        # An authority that is no longer named is trusted no more.
-        assert ask_for("other") == [False, True, False]
+    with served(show(idle()), config("client")) as server:
+        assert [is_admitted(context) for context in trust] == [True, False, False]
+        for authority, admitted in (
+            ("other", [False, True, False]),
+            ("", [True, True, True]),
+            ("client", [True, False, False]),
+        ):
+            server.replace_config(config(authority))
+            assert [is_admitted(context) for context in trust] == admitted
 
 
 def test_a_reload_can_neither_begin_nor_end_tls(show: Show, tmp_path: Path) -> None:
