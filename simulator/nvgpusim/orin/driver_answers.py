@@ -287,14 +287,14 @@ def _bytes_difference(name: str, part: dict[str, Any], mine: bytes) -> str:
 
 def iter_verdicts(sequences: list[RecordedSequence]) -> Iterator[SequenceVerdict]:
     """The verdicts, in the order of the sequences; raises SimError for a damaged one."""
-    taken = [fd for fd in NOWHERE if _is_open(fd)]
+    taken = [fd for fd in NOWHERE if _is_fd_open(fd)]
     if taken:
         raise SimError(f"descriptor {taken[0]} is open: the sequences need {NOWHERE} closed")
     for sequence in sequences:
         yield SequencePlayer(sequence).run_sequence()
 
 
-def _is_open(fd: int) -> bool:
+def _is_fd_open(fd: int) -> bool:
     try:
         os.fstat(fd)
     except OSError:

@@ -36,7 +36,7 @@ EVENT_BLOCKING_SYNC = 2
 
 
 @dataclass(frozen=True)
-class SmError:
+class SmErrorRecord:
     """One record of READ_SINGLE_SM_ERROR_STATE; `warp_esr_pc` is the entry of the kernel."""
 
     global_esr: int = 0
@@ -57,7 +57,7 @@ class FaultReport:
     code: int
     title: str
     details: dict[str, str] = field(default_factory=dict)
-    sm: dict[int, SmError] = field(default_factory=dict)
+    sm: dict[int, SmErrorRecord] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -156,7 +156,7 @@ def test_profiling_goes_without_pma(tegra: Tegra) -> None:
 
 # The kernel side on a fatal error that the model's own kernels do not make.
 KILL = """
-from nvgpusim.orin.gpu_api import FaultReport, SmError
+from nvgpusim.orin.gpu_api import FaultReport, SmErrorRecord
 from nvgpusim.orin.kernel.channel import ChannelFile
 from nvgpusim.orin.simulation import Simulation
 kernel, d = Simulation.current.kernel, Device["NV"]
@@ -171,8 +171,8 @@ except RuntimeError as e: say(error=str(e))
 
 
 def test_every_sm_is_asked(tegra: Tegra) -> None:
-    sm = "{7: SmError(4, 0, 0), 0: SmError(0, 0x10, 0), 15: SmError(0, 0x2a0010, 240)}"
-    fault = f'channel.port.fail(FaultReport(13, "x", sm={sm}))'
+    sm = "{7: R(4, 0, 0), 0: R(0, 0x10, 0), 15: R(0, 0x2a0010, 240)}"
+    fault = f'R = SmErrorRecord; channel.port.fail(FaultReport(13, "x", sm={sm}))'
     run = tegra(KILL.replace("FAULT", fault), clean=False)
     for n, esr in ((0, "0x10"), (15, "0x2a0010")):  # the error is its lower half
         assert f"SM {n}: invalid address space (warp_esr {esr}" in run.said["error"]

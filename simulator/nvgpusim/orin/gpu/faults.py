@@ -12,7 +12,7 @@ from ..gpu_api import (
     NOTIFIER_MMU_FAULT,
     NOTIFIER_PBDMA,
     FaultReport,
-    SmError,
+    SmErrorRecord,
 )
 
 WARP_ERRORS = {
@@ -92,5 +92,5 @@ def sm_fault(fault: KernelFault, entry: int, **details: str) -> GpuFault:
     if fault.address is not None:
         found["address"] = f"{fault.address:#x}"
     title = f"SM exception: {name}: {fault.what}"
-    records = {0: SmError(global_esr=0, warp_esr=fault.esr, warp_esr_pc=entry)}
+    records = {0: SmErrorRecord(global_esr=0, warp_esr=fault.esr, warp_esr_pc=entry)}
     return GpuFault(FaultReport(NOTIFIER_GR_EXCEPTION, title, found | details, records))

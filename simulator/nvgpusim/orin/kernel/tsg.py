@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..abi import StructBytes
-from ..gpu_api import SmError
+from ..gpu_api import SmErrorRecord
 from ..rules import KernelError
 from .address_space import AsFile, Vm
 from .channel import ChannelFile
@@ -55,7 +55,7 @@ class Tsg:
         self.taken: set[int] = set()
         self.subcontexts: list[Subcontext] = []
         self.context = GrContext(self)
-        self.sm_errors: dict[int, SmError] = {}
+        self.sm_errors: dict[int, SmErrorRecord] = {}
         self.timeslice = TIMESLICE_DEFAULT
         self.interleave = 0
         self.enabled = True
@@ -331,7 +331,7 @@ class TsgFile(DeviceFile):
         if args["sm_id"] >= self.kernel.shape.sms:
             raise self.refusal("sm.id", str(args["sm_id"]))
         record = self.kernel.abi.make_struct("nvgpu_tsg_sm_error_state_record")
-        error = self.tsg.sm_errors.get(args["sm_id"], SmError())
+        error = self.tsg.sm_errors.get(args["sm_id"], SmErrorRecord())
         for name, value in vars(error).items():
             record[name] = value
         size = min(args["record_size"], record.struct.size)

@@ -12,7 +12,7 @@ from tests.simulator.kernel import rawclient as rc
 from tests.simulator.kernel.rawclient import Board, call
 from tests.simulator.kernel.rules.cases import bound, case, fails, file_of, kill, refused
 
-from nvgpusim.orin.gpu_api import FaultReport, SmError
+from nvgpusim.orin.gpu_api import FaultReport, SmErrorRecord
 from nvgpusim.orin.kernel import Kernel
 
 
@@ -254,7 +254,7 @@ def _(kernel: Kernel, board: Board) -> None:
     a, b = board.channel(), board.channel()
     other = rc.open_tsg(board.ctrl)
     port, neighbour = kernel.ports[a.token], kernel.ports[b.token]
-    port.fail(FaultReport(13, "misaligned", {"kernel": "E_4"}, {3: SmError(0, 0xF, 0x1234)}))
+    port.fail(FaultReport(13, "misaligned", {"kernel": "E_4"}, {3: SmErrorRecord(0, 0xF, 0x1234)}))
     assert not port.alive and not neighbour.alive
     assert rc.timedout(b.fd) == 1
     record = (ctypes.c_uint * 6)()
