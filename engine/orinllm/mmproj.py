@@ -14,10 +14,10 @@ from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.gpu.path_plan import require_known_types
 from orinllm.loader import Network
-from orinllm.network.vision.encoder import Projector
-from orinllm.network.vision.gemma3 import gemma3_projector
+from orinllm.network.vision.encoder import MmprojConfig
+from orinllm.network.vision.gemma3 import gemma3_mmproj
 from orinllm.network.vision.header import ClipHeader
-from orinllm.network.vision.idefics3 import idefics3_projector
+from orinllm.network.vision.idefics3 import idefics3_mmproj
 from orinllm.network.vision.pictures import (
     MOST_ROWS,
     Floats,
@@ -27,17 +27,17 @@ from orinllm.network.vision.pictures import (
     find_or_make_picture,
 )
 from orinllm.network.vision.prepare import MOST_BYTES, check_picture_size, tiles_and_grid
-from orinllm.network.vision.qwen import qwen2vl_projector, qwen3vl_projector, qwen25vl_projector
+from orinllm.network.vision.qwen import qwen2vl_mmproj, qwen3vl_mmproj, qwen25vl_mmproj
 from orinllm.text.processes.job_process import JobProcess
 from orinllm.text.template import ChatTemplate
 
 #: Projectors, by the name that a file has for them.
-PROJECTORS: Mapping[str, Callable[[ClipHeader], Projector]] = {
-    "gemma3": gemma3_projector,
-    "idefics3": idefics3_projector,
-    "qwen2vl_merger": qwen2vl_projector,
-    "qwen2.5vl_merger": qwen25vl_projector,
-    "qwen3vl_merger": qwen3vl_projector,
+PROJECTORS: Mapping[str, Callable[[ClipHeader], MmprojConfig]] = {
+    "gemma3": gemma3_mmproj,
+    "idefics3": idefics3_mmproj,
+    "qwen2vl_merger": qwen2vl_mmproj,
+    "qwen2.5vl_merger": qwen25vl_mmproj,
+    "qwen3vl_merger": qwen3vl_mmproj,
 }
 # CPU seconds and bytes of the process that decodes a picture.
 _SECONDS, _MEMORY = 20.0, 2 << 30
@@ -56,7 +56,7 @@ class PictureEncoder:
     """A projector, and what computes its encoder."""
 
     gguf: GGUF
-    projector: Projector
+    projector: MmprojConfig
     encode: Encode
     # Another one of the same path may be of another file or device: its rows are not these.
     _number: int = field(default_factory=itertools.count().__next__)
@@ -156,7 +156,7 @@ def _checked_pixels(source: Any) -> Pixels:
     return array
 
 
-def read_mmproj(path: str | Path) -> tuple[GGUF, Projector]:
+def read_mmproj(path: str | Path) -> tuple[GGUF, MmprojConfig]:
     """Read an mmproj file; raises BadInput, one line, for a projector that is not supported."""
     gguf = GGUF.open(path)
     metadata = gguf.metadata
@@ -177,7 +177,7 @@ def read_mmproj(path: str | Path) -> tuple[GGUF, Projector]:
         raise BadInput(f"{path}: {error}") from None
 
 
-def read_matching_mmproj(path: str | Path, network: Network) -> tuple[GGUF, Projector]:
+def read_matching_mmproj(path: str | Path, network: Network) -> tuple[GGUF, MmprojConfig]:
     """Read an mmproj file of a language model; raises BadInput, one line."""
     clip, projector = read_mmproj(path)
     config, gguf, width = network.config, network.gguf, projector.encoder.out_width
@@ -196,7 +196,7 @@ def read_matching_mmproj(path: str | Path, network: Network) -> tuple[GGUF, Proj
     return clip, projector
 
 
-def make_encode_function(device: str, clip: GGUF, projector: Projector) -> Encode:
+def make_encode_function(device: str, clip: GGUF, projector: MmprojConfig) -> Encode:
     """Return what computes a projector's encoder on a device, or on the CPU beside it."""
     if device.split(":")[0] != "CPU":
         from orinllm.gpu.picture_encoder import FusedPictureEncoder, reason_not_fused
@@ -221,7 +221,7 @@ def network_with_pictures(network: Network, mmproj: str | Path | None) -> Networ
 
 
 def encoder_weight_and_tile_bytes(
-    clip: GGUF, projector: Projector, context: int
+    clip: GGUF, projector: MmprojConfig, context: int
 ) -> tuple[int, int]:
     """Return bytes of an encoder on a GPU: of weights, and for the largest picture of a context."""
     from orinllm.gpu.device import register_null_device

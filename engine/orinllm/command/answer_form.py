@@ -35,7 +35,7 @@ class GrammarOption:
         model thinks before it answers is free.
         """
         from orinllm.text.grammar import GrammarCompiler
-        from orinllm.text.reasoning import TAGS
+        from orinllm.text.reasoning_tags import TAGS
 
         grammars = GrammarCompiler(model.tokenizer, model.description.network.config.vocab_size)
         matcher = grammars.compile_matcher(self.kind, self.value, self.option, _say_loosened)

@@ -115,11 +115,11 @@ class GGUF:
         """
         path = Path(path)
         first = _PartFile(path, 0)
-        count = first.split_key_number("split.count", 1)
+        count = first.whole_number_of_key("split.count", 1)
         if count <= 1:
             return GGUF(path, [first])
         name = _PART.match(str(path))
-        if first.split_key_number("split.no", 0) != 0 or name is None or int(name[2]) != count:
+        if first.whole_number_of_key("split.no", 0) != 0 or name is None or int(name[2]) != count:
             raise BadInput(
                 f"{path}: is a part of a model in {count} files; give the first one, whose name "
                 f"ends in -00001-of-{count:05d}.gguf"
@@ -128,7 +128,7 @@ class GGUF:
         parts = [first]
         for index, of in enumerate(rest, 1):
             part = _PartFile(of, index)
-            if (number := part.split_key_number("split.no", 0)) != index:
+            if (number := part.whole_number_of_key("split.no", 0)) != index:
                 raise BadInput(
                     f"{of}: is part {number + 1} of a model; its name is that of part {index + 1}"
                 )
@@ -203,7 +203,7 @@ class _PartFile:
             return
         raise BadInput(f"{path}: damaged or truncated in the GGUF header: {reason}")
 
-    def split_key_number(self, key: str, default: int) -> int:
+    def whole_number_of_key(self, key: str, default: int) -> int:
         """Return one of the numbers that say how a model is split."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:

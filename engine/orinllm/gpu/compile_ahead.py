@@ -35,7 +35,7 @@ from orinllm.gpu.steps.prompt import ChunkLowering
 from orinllm.gpu.steps.tokens import TokenLowering
 from orinllm.gpu.weights import Weights
 from orinllm.loader import Network
-from orinllm.network.vision.encoder import Projector
+from orinllm.network.vision.encoder import MmprojConfig
 from orinllm.progress import Say, say_nothing
 
 
@@ -123,7 +123,7 @@ def write_cubins(
     gpu: TargetGpu,
     folder: Path,
     slots: int = 1,
-    seen: tuple[GGUF, Projector] | None = None,
+    seen: tuple[GGUF, MmprojConfig] | None = None,
     say: Say = say_nothing,
 ) -> int:
     """Write the cubins of a model of so many slots into a folder; return how many there are.

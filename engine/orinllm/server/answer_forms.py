@@ -13,7 +13,7 @@ from orinllm.server.errors import invalid_error
 from orinllm.server.fields import IgnoredFields
 from orinllm.server.protocols.requests import AnswerShape, ChatRequest
 from orinllm.text.grammar import MinTokensConstraint, call_schema
-from orinllm.text.reasoning import TAGS
+from orinllm.text.reasoning_tags import TAGS
 from orinllm.text.template import ChatTemplate
 
 

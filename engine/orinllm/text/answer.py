@@ -10,7 +10,7 @@ from typing import Any
 
 from orinllm.text.call_formats import CallFormat, Tool, ToolCall
 from orinllm.text.learned_calls import TextsAroundAnswer
-from orinllm.text.reasoning import ReasoningTag
+from orinllm.text.reasoning_tags import ReasoningTag
 from orinllm.text.template import ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
 

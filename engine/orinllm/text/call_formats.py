@@ -427,7 +427,7 @@ class QwenCoderFormat(CallFormat):
         return None
 
 
-def known_format_maker(source: str) -> Callable[[Sequence[Tool]], CallFormat] | None:
+def find_known_format_maker(source: str) -> Callable[[Sequence[Tool]], CallFormat] | None:
     """Return the format of a template's models, known by the marks in it; None if none is."""
     if "<|tool_call>" in source:
         return gemma_format

@@ -118,7 +118,7 @@ class LearningResult:
         return [(c.name, json.loads(c.arguments)) for c in read] == [(_NAMES[0], arguments)]
 
 
-def learn_calls(render: Render) -> LearningResult | None:
+def learn_call_format_or_none(render: Render) -> LearningResult | None:
     """Learn a template's calls; None: it does not show them."""
     try:
         asked = render([{"role": "user", "content": _QUESTION}], PROBES, True)
@@ -137,7 +137,7 @@ def learn_calls(render: Render) -> LearningResult | None:
         return None
     turn = frozenset(_marks_in(said.rpartition(_QUESTION)[2] + asked.rpartition(_QUESTION)[2]))
     try:
-        shape = _json_shape(first, turn) or _named_shape(first, both, turn)
+        shape = _find_json_shape(first, turn) or _name_first_shape(first, both, turn)
     except ValueError:  # a part is missing, or stands elsewhere
         shape = None
     return LearningResult((first, both), shape)
@@ -202,7 +202,7 @@ def _opening_mark(before: str) -> str:
     return before[: found.start()] if found else before
 
 
-def _json_shape(region: str, turn: frozenset[str]) -> CallShape | None:
+def _find_json_shape(region: str, turn: frozenset[str]) -> CallShape | None:
     """Return the shape where a call is a JSON object that says the name."""
     at = region.index(_NAMES[0])
     for found in re.finditer(r"[\[{]", region[:at]):
@@ -226,7 +226,7 @@ def _json_shape(region: str, turn: frozenset[str]) -> CallShape | None:
     return None
 
 
-def _named_shape(one: str, two: str, turn: frozenset[str]) -> CallShape | None:
+def _name_first_shape(one: str, two: str, turn: frozenset[str]) -> CallShape:
     """Return the shape where a name is followed by its arguments, in JSON or one by one."""
     start = one.rindex(_NAMES[0], 0, one.index(_KEYS[0]))
     before, after = one[:start], one[start + len(_NAMES[0]) :]
@@ -368,7 +368,7 @@ class LearnedFormat(CallFormat):
         if shape.keys is not None or shape.named:
             found = self._json_calls(text)
         else:
-            found = self._named_calls(text)
+            found = self._name_first_calls(text)
         if not found:
             raise NoCallError("no call")
         return found
@@ -398,7 +398,7 @@ class LearnedFormat(CallFormat):
             arguments = json.loads(arguments)
         return [_checked_call(name, {} if arguments is None else arguments)]
 
-    def _named_calls(self, text: str) -> list[ToolCall]:
+    def _name_first_calls(self, text: str) -> list[ToolCall]:
         found, at = list[ToolCall](), 0
         while match := self._call.search(text, at):
             name = match["name"]

@@ -239,7 +239,7 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
 PRE_TOKENIZERS = {name: pre for names, pre in _GROUPS for name in names.split()}
 
 
-def pre_tokenizer(name: str) -> PreTokenizer:
+def pre_tokenizer_by_name(name: str) -> PreTokenizer:
     """Return the pre-tokenizer that a GGUF file calls `name`.
 
     Raises:

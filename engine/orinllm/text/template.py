@@ -15,14 +15,14 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orinllm.errors import BadInput
-from orinllm.text.call_formats import CallFormat, LlamaFormat, Tool, known_format_maker
+from orinllm.text.call_formats import CallFormat, LlamaFormat, Tool, find_known_format_maker
 from orinllm.text.learned_calls import (
     PROBE,
     PROBES,
     LearningResult,
     TextsAroundAnswer,
     common_start_length,
-    learn_calls,
+    learn_call_format_or_none,
     probe_texts_around_answer,
 )
 from orinllm.text.messages import (
@@ -35,7 +35,7 @@ from orinllm.text.messages import (
     with_tools_as_text,
 )
 from orinllm.text.processes.job_process import JobProcess
-from orinllm.text.reasoning import TAGS, ReasoningTag
+from orinllm.text.reasoning_tags import TAGS, ReasoningTag
 from orinllm.text.tokenizer import GUARD, Tokenizer
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class ChatTemplate:
     @functools.cached_property
     def _learned_calls(self) -> LearningResult | None:
         """Return the template's text of calls."""
-        return learn_calls(
+        return learn_call_format_or_none(
             lambda messages, tools, asks: self._render_messages(
                 [self._prepared_message(message, True) for message in messages], tools, asks, {}
             )
@@ -325,8 +325,8 @@ class ChatTemplate:
         if "<|channel|>" in source and "<|message|>" in source:
             return lambda tools: LlamaFormat(tools)  # harmony's parser reads its calls itself
         if self._learned_calls is None:  # past calls are not shown: the marks must say it
-            return known_format_maker(source)
-        for make in (known_format_maker(source), self._learned_calls.format_maker):
+            return find_known_format_maker(source)
+        for make in (find_known_format_maker(source), self._learned_calls.format_maker):
             if make is not None and self._learned_calls.is_read_by(make(PROBES)):
                 return make
         return None

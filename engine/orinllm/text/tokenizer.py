@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Library
 
 from orinllm.errors import BadInput
 from orinllm.text.library_tokenizers import build_bpe, build_sentencepiece, build_word_piece
-from orinllm.text.pretokenizers import PreTokenizer, pre_tokenizer
+from orinllm.text.pretokenizers import PreTokenizer, pre_tokenizer_by_name
 from orinllm.text.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 
 # Stands in the middle of a control token's text that a user wrote, so that it does not match. It
@@ -100,7 +100,7 @@ class Tokenizer:
         if vocabulary.model in ("gpt2", "gemma4", "whitespace"):
             one = vocabulary.model != "gpt2"
             name = vocabulary.model if one else vocabulary.pre or "default"
-            self._pre = pre_tokenizer(name)
+            self._pre = pre_tokenizer_by_name(name)
             return build_bpe(vocabulary, self._pre), self._pre.adds_bos, False
         raise BadInput(
             f"tokenizer.ggml.model: '{vocabulary.model}' is not supported; supported are gpt2"

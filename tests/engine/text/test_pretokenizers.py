@@ -10,13 +10,15 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import Sequence as SplitSequence
 from tokenizers.pre_tokenizers import Split
 
-from orinllm.text.pretokenizers import pre_tokenizer
+from orinllm.text.pretokenizers import pre_tokenizer_by_name
 
 PLAIN = "a wOrd 1234 中文b!\n   c"
 
 
 def cuts(name: str) -> SplitSequence:
-    return SplitSequence([Split(Regex(one), "isolated") for one in pre_tokenizer(name).splits])
+    return SplitSequence(
+        [Split(Regex(one), "isolated") for one in pre_tokenizer_by_name(name).splits]
+    )
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Projector:
+class MmprojConfig:
     """A file of llama.cpp's `--mmproj`: what its pictures become.
 
     way, sizes: how a picture is prepared (prepare.py). n_rows: of a tile; 0: as many as it has

@@ -5,14 +5,14 @@ Source: tools/mtmd/{clip.cpp,models/siglip.cpp} of llama.cpp; the text around a 
 """
 
 from orinllm.network.layer import Norm
-from orinllm.network.vision.encoder import JoinRows, MatrixProduct, Projector, layers_operations
+from orinllm.network.vision.encoder import JoinRows, MatrixProduct, MmprojConfig, layers_operations
 from orinllm.network.vision.header import ClipHeader
 
 _BEGIN, _END = "<start_of_image>", "<end_of_image>"
 
 
-def gemma3_projector(header: ClipHeader) -> Projector:
-    """Return the projector of a Gemma 3."""
+def gemma3_mmproj(header: ClipHeader) -> MmprojConfig:
+    """Return the config of a Gemma 3."""
     shape, pool = header.square_tile_shape_and_merge(4)
     out = header.tensor_shape("mm.input_projection.weight")[-1]
     operations = [
@@ -25,7 +25,7 @@ def gemma3_projector(header: ClipHeader) -> Projector:
     encoder = header.make_encoder(
         shape, pool, positions, operations, across=("mm.input_projection",)
     )
-    return Projector(
+    return MmprojConfig(
         kind="gemma3",
         encoder=encoder,
         way="square",

@@ -6,14 +6,14 @@ them are those of `transformers`' Idefics3Processor.
 
 import numpy as np
 
-from orinllm.network.vision.encoder import JoinRows, MatrixProduct, Projector, layers_operations
+from orinllm.network.vision.encoder import JoinRows, MatrixProduct, MmprojConfig, layers_operations
 from orinllm.network.vision.header import ClipHeader
 
 _AROUND, _GLOBAL, _SLOT = "<fake_token_around_image>", "<global-img>", "<image>"
 
 
-def idefics3_projector(header: ClipHeader) -> Projector:
-    """Return the projector of an Idefics 3 or a SmolVLM."""
+def idefics3_mmproj(header: ClipHeader) -> MmprojConfig:
+    """Return the config of an Idefics 3 or a SmolVLM."""
     shape, side = header.square_tile_shape_and_merge()
     out = header.tensor_shape("mm.model.fc.weight")[0]
     operations = [
@@ -21,7 +21,7 @@ def idefics3_projector(header: ClipHeader) -> Projector:
         JoinRows("joined", "seen", side**2),
         MatrixProduct("rows", "joined", (("mm.model.fc", out),)),
     ]
-    return Projector(
+    return MmprojConfig(
         kind="idefics3",
         encoder=header.make_encoder(
             shape, side, _patch_positions(shape.patches_per_side), operations

@@ -17,9 +17,9 @@ from orinllm.network.vision.encoder import (
     JoinRows,
     LayerNorm,
     MatrixProduct,
+    MmprojConfig,
     Operation,
     ProductActivation,
-    Projector,
     layers_operations,
 )
 from orinllm.network.vision.header import ClipHeader
@@ -32,16 +32,16 @@ _MOST, _LEAST, _LEAST_3 = 4096, 4, 64
 _WINDOW = 112
 
 
-def qwen2vl_projector(header: ClipHeader) -> Projector:
-    """Return the projector of a Qwen2-VL."""
+def qwen2vl_mmproj(header: ClipHeader) -> MmprojConfig:
+    """Return the config of a Qwen2-VL."""
     shape = header.encoder_shape()
-    return _make_projector(
+    return _make_mmproj_config(
         header, shape, AnyPictureSize(), layers_operations(shape), "qwen2vl_merger"
     )
 
 
-def qwen25vl_projector(header: ClipHeader) -> Projector:
-    """Return the projector of a Qwen2.5-VL: windows, RMS norms and SwiGLU."""
+def qwen25vl_mmproj(header: ClipHeader) -> MmprojConfig:
+    """Return the config of a Qwen2.5-VL: windows, RMS norms and SwiGLU."""
     shape, merge, every = (
         header.encoder_shape(),
         _merge_size(header),
@@ -53,13 +53,13 @@ def qwen25vl_projector(header: ClipHeader) -> Projector:
             f"clip.vision.patch_size is {shape.patch}; windows of {_WINDOW} pixels have no room "
             "for a block of such patches"
         )
-    return _make_projector(
+    return _make_mmproj_config(
         header, shape, AnyPictureSize(window), layers_operations(shape, every), "qwen2.5vl_merger"
     )
 
 
-def qwen3vl_projector(header: ClipHeader) -> Projector:
-    """Return the projector of a Qwen3-VL: learned positions, and rows of layers on the way."""
+def qwen3vl_mmproj(header: ClipHeader) -> MmprojConfig:
+    """Return the config of a Qwen3-VL: learned positions, and rows of layers on the way."""
     shape, rows = replace(header.encoder_shape(), quick=False), _merge_size(header) ** 2
     beside = list[str]()
 
@@ -73,18 +73,18 @@ def qwen3vl_projector(header: ClipHeader) -> Projector:
 
     operations = layers_operations(shape, behind=behind)
     free = AnyPictureSize(learned=math.isqrt(header.tensor_shape("v.position_embd.weight")[0]))
-    return _make_projector(header, shape, free, operations, "qwen3vl_merger", beside)
+    return _make_mmproj_config(header, shape, free, operations, "qwen3vl_merger", beside)
 
 
-def _make_projector(
+def _make_mmproj_config(
     header: ClipHeader,
     shape: EncoderShape,
     free: AnyPictureSize,
     operations: list[Operation],
     kind: str,
     beside: Sequence[str] = (),
-) -> Projector:
-    """Return a projector; `beside`: values that its rows have side by side, behind their first."""
+) -> MmprojConfig:
+    """Return a config; `beside`: values that its rows have side by side, behind their first."""
     if shape.head_dim % 4:
         raise BadInput(
             f"clip.vision.attention.head_count is {shape.heads}: heads of {shape.width} elements "
@@ -97,7 +97,7 @@ def _make_projector(
     ]
     encoder = header.make_encoder(shape, merge, free, operations, ("rows", *beside))
     area, least = encoder.block_side_pixels**2, _LEAST_3 if free.learned else _LEAST
-    return Projector(
+    return MmprojConfig(
         kind=kind,
         encoder=encoder,
         way="blocks",

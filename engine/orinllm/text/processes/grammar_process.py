@@ -16,7 +16,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from orinllm.errors import BadInput
 from orinllm.text.loosened_schemas import loosened_schema
-from orinllm.text.processes.job_loop import answer_jobs
+from orinllm.text.processes.job_loop import answer_jobs_until_eof
 
 # White space between JSON's parts is as models write it; free white space would let a small model
 # write nothing else. oneOf is anyOf: which of several fits can be known at the end alone.
@@ -60,7 +60,7 @@ def build_matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
     return matcher
 
 
-class _JsonVocabulary:
+class _VocabularyFromJson:
     """A vocabulary that came as JSON."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ class _GrammarCompiler:
     def read_vocabulary(self, told: Mapping[str, Any]) -> None:
         """Take the vocabulary."""
         self._vocabulary = LLTokenizer(
-            TokenizerWrapper(_JsonVocabulary(told)), n_vocab=told["size"]
+            TokenizerWrapper(_VocabularyFromJson(told)), n_vocab=told["size"]
         )
 
     def answer_job(self, job: Mapping[str, Any], size: int) -> Mapping[str, Any]:
@@ -117,4 +117,4 @@ class _GrammarCompiler:
 
 if __name__ == "__main__":
     compiler = _GrammarCompiler()
-    answer_jobs(compiler.answer_job, compiler.read_vocabulary)
+    answer_jobs_until_eof(compiler.answer_job, compiler.read_vocabulary)

@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
-from orinllm.text.processes.job_loop import answer_jobs
+from orinllm.text.processes.job_loop import answer_jobs_until_eof
 
 # The name of the clock that templates read.
 _NOW = "strftime_now"
@@ -139,4 +139,4 @@ def _answer_job(job: Mapping[str, Any], most: int) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    answer_jobs(lambda job, size: _answer_job(job, _TEXT + _LONGER * size))
+    answer_jobs_until_eof(lambda job, size: _answer_job(job, _TEXT + _LONGER * size))

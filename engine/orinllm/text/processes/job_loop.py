@@ -16,7 +16,7 @@ from typing import Any
 Job = Mapping[str, Any]
 
 
-def answer_jobs(
+def answer_jobs_until_eof(
     answer: Callable[[Job, int], Mapping[str, Any]], first: Callable[[Job], None] | None = None
 ) -> None:
     """Answer jobs until there are no more: `python -m MODULE SECONDS MEMORY`.
@@ -49,7 +49,7 @@ def answer_jobs(
         if first is None:
             do(line)
         elif status := _do_in_fork_returning_status(do, line):
-            print(json.dumps({"error": end_reason(status, seconds, memory)}), flush=True)
+            print(json.dumps({"error": end_reason_text(status, seconds, memory)}), flush=True)
 
 
 def _do_in_fork_returning_status(do: Callable[[bytes], None], line: bytes) -> int:
@@ -63,7 +63,7 @@ def _do_in_fork_returning_status(do: Callable[[bytes], None], line: bytes) -> in
     os._exit(0)
 
 
-def end_reason(status: int, seconds: float, memory: int) -> str:
+def end_reason_text(status: int, seconds: float, memory: int) -> str:
     """Say why a process ended with a status."""
     if status == -signal.SIGPROF:
         return f"it takes more than {seconds:g} s"

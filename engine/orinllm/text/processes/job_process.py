@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orinllm.errors import BadInput
-from orinllm.text.processes.job_loop import end_reason
+from orinllm.text.processes.job_loop import end_reason_text
 
 _CHILDREN: weakref.WeakSet[JobProcess] = weakref.WeakSet()
 
@@ -24,7 +24,7 @@ class JobProcess:
     """A process that does jobs, one at a time; threads may share it.
 
     Args:
-      module: What it runs: `job_loop.answer_jobs`, which answers each job.
+      module: What it runs: `job_loop.answer_jobs_until_eof`, which answers each job.
       seconds: CPU time of a job at most.
       memory: Bytes that the process may take.
       first: What each such process is told before its first job.
@@ -76,7 +76,7 @@ class JobProcess:
                 assert self._process is not None
                 status = self._process.wait()
                 self.close()  # the next job gets a new one
-                raise BadInput(end_reason(status, self.seconds, self.memory))
+                raise BadInput(end_reason_text(status, self.seconds, self.memory))
         found: dict[str, Any] = json.loads(answer)
         if "error" in found:
             raise BadInput(found["error"])

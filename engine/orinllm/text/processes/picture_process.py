@@ -9,7 +9,7 @@ from typing import Any
 
 from orinllm.errors import BadInput
 from orinllm.network.vision.prepare import tiles_and_grid
-from orinllm.text.processes.job_loop import answer_jobs
+from orinllm.text.processes.job_loop import answer_jobs_until_eof
 
 
 def _answer_job(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,4 +23,4 @@ def _answer_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer_jobs(lambda job, size: _answer_job(job))
+    answer_jobs_until_eof(lambda job, size: _answer_job(job))
