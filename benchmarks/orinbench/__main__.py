@@ -12,10 +12,13 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Import the commands, which takes a second in which Ctrl-C is silent, and run one."""
+    """Import a command, which takes half a second in which Ctrl-C is silent, and run it."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    from orinbench.cli import import_command
     from orinbench.cli import main as run
     from orinbench.interrupts import signals_that_end
+
+    import_command(sys.argv[1:])
 
     if isinstance(sys.stdout.buffer, io.FileIO):  # PYTHONUNBUFFERED loses what a signal cuts off
         raw = sys.stdout.buffer

@@ -2,44 +2,54 @@
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import click
 
-from orinbench.check.command import check_command
-from orinbench.check.device.command import device_check_command
 from orinbench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, BenchError
-from orinbench.judge.compare import compare_command
-from orinbench.judge.history.command import history_command
-from orinbench.measure.command import llama_bench_command
-from orinbench.measure.profiling.command import profile_command
-from orinbench.measure.suite.command import suite_command
 from orinbench.progress import Progress
-from orinbench.serve.command import serve_bench_command
-from orinbench.show.html_report_command import html_report_command
-from orinbench.show.twin_command import twin_command
-from orinbench.synth import synth_command
 from orinllm.errors import BadInput
 
+_COMMANDS = {
+    "llama-bench": "orinbench.measure.command",
+    "serve-bench": "orinbench.serve.command",
+    "suite": "orinbench.measure.suite.command",
+    "check": "orinbench.check.command",
+    "compare": "orinbench.judge.compare",
+    "history": "orinbench.judge.history.command",
+    "report": "orinbench.show.html_report_command",
+    "twin": "orinbench.show.twin_command",
+    "profile": "orinbench.measure.profiling.command",
+    "synth": "orinbench.synth",
+    "device-check": "orinbench.check.device.command",
+}
+"""The module of each command: together they take a second to import."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Group(click.Group):
+    """A group whose commands are imported when somebody asks for them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in alphabetical order."""
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None if there is none of that name."""
+        if cmd_name not in self.commands and (module := _COMMANDS.get(cmd_name)):
+            name = {"report": "html_report"}.get(cmd_name, cmd_name).replace("-", "_")
+            self.add_command(getattr(import_module(module), f"{name}_command"), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def orinbench() -> None:
     """Measure language models, servers and devices on tinygrad and llama.cpp."""
 
 
-for command in (
-    llama_bench_command,
-    serve_bench_command,
-    suite_command,
-    check_command,
-    compare_command,
-    history_command,
-    html_report_command,
-    twin_command,
-    profile_command,
-    synth_command,
-    device_check_command,
-):
-    orinbench.add_command(command)
+def import_command(argv: Sequence[str]) -> None:
+    """Import the command that `argv` begins with, if it is one."""
+    for name in argv[:1]:
+        orinbench.get_command(click.Context(orinbench), name)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
