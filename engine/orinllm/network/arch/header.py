@@ -14,7 +14,7 @@ from orinllm.errors import BadInput
 
 
 class TensorShapeAndType(Protocol):
-    """What the architecture table sees of a tensor."""
+    """A tensor as the architecture table sees it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
