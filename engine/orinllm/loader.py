@@ -77,9 +77,9 @@ class Network:
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
         gguf = GGUF.open(path)
         try:
-            trained = config_of(gguf.metadata, gguf.tensors, gguf.float_tensor).trained_context
+            trained = config_of(gguf.metadata, gguf.tensors, gguf.f32_or_f16_tensor).trained_context
             length = _checked_context(context, trained)
-            config = config_of(gguf.metadata, gguf.tensors, gguf.float_tensor, length)
+            config = config_of(gguf.metadata, gguf.tensors, gguf.f32_or_f16_tensor, length)
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
         return Network(gguf, config, length, kv)
@@ -103,7 +103,9 @@ class Network:
         """
         gguf = self.gguf if gguf is None else gguf
         try:
-            block = require_mtp_config(gguf.metadata, gguf.tensors, gguf.float_tensor, self.context)
+            block = require_mtp_config(
+                gguf.metadata, gguf.tensors, gguf.f32_or_f16_tensor, self.context
+            )
         except BadInput as error:
             raise BadInput(f"{gguf.path}: {error}") from None
         own = _common_sizes(self.gguf, self.config, len(self.config.layers))

@@ -82,7 +82,7 @@ def test_the_architecture_that_the_page_adds_makes_a_config(tmp_path: Path) -> N
     write_synthetic(path, "tiny-qwen3", "F16", 0)
     gguf = GGUF.open(path)
     metadata = {**gguf.metadata, "qwen3.embedding_scale": 6.0}
-    config = scope["faux_config"](Header(metadata, gguf.tensors, gguf.float_tensor, 64))
+    config = scope["faux_config"](Header(metadata, gguf.tensors, gguf.f32_or_f16_tensor, 64))
     assert config.embedding_scale == 6
     assert all(attention.qk_norm for attention in config.attention_by_layer.values())
     gates = [op for layer in config.layers for op in layer.operations if isinstance(op, Gate)]

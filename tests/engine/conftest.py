@@ -96,7 +96,7 @@ def load_emulated(
     slots: of recurrent states, and of copies of them.
     """
     gguf = GGUF.open(path)
-    config = config_of(gguf.metadata, gguf.tensors, gguf.float_tensor, context)
+    config = config_of(gguf.metadata, gguf.tensors, gguf.f32_or_f16_tensor, context)
     plan = make_path_plan(gguf, config, device, kv)
     assert plan.is_fused, plan.obstacles
     weights = Weights(gguf, config, device)

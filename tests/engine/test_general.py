@@ -51,7 +51,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
         if not path.exists():
             write_synthetic(path, shape, quant, 3)
         gguf = GGUF.open(path)
-        return path, gguf, config_of(gguf.metadata, gguf.tensors, gguf.float_tensor, context)
+        return path, gguf, config_of(gguf.metadata, gguf.tensors, gguf.f32_or_f16_tensor, context)
 
     return open_
 
@@ -158,7 +158,7 @@ def test_an_expert_that_gets_all_tokens_and_one_that_gets_none(
             file.seek(tensor.offset)
             file.write(bias.tobytes())
     gguf = GGUF.open(path)
-    config = config_of(gguf.metadata, gguf.tensors, gguf.float_tensor, CONTEXT)
+    config = config_of(gguf.metadata, gguf.tensors, gguf.f32_or_f16_tensor, CONTEXT)
     assert error_on_a_cpu(path, gguf, config) < 1e-2
 
 
@@ -228,7 +228,7 @@ def test_a_real_model_gives_the_references_tokens() -> None:
 
     path = smollm2()
     gguf = GGUF.open(path)
-    config = config_of(gguf.metadata, gguf.tensors, gguf.float_tensor, CONTEXT)
+    config = config_of(gguf.metadata, gguf.tensors, gguf.f32_or_f16_tensor, CONTEXT)
     tokens: list[str] = gguf.metadata["tokenizer.ggml.tokens"]
     words = ["<|im_start|>", "user", "Ċ", "What", "Ġis", "Ġthe", "Ġcapital", "Ġof", "ĠFrance", "?"]
     words += ["<|im_end|>", "Ċ", "<|im_start|>", "ass", "istant", "Ċ"]

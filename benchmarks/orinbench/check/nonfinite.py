@@ -118,6 +118,6 @@ def require_tensors(model: ModelInfo) -> None:
     """Raise BenchError for a tensor that is missing or that does not fit the metadata."""
     gguf = model.gguf
     try:
-        config_of(gguf.metadata, gguf.tensors, gguf.float_tensor)
+        config_of(gguf.metadata, gguf.tensors, gguf.f32_or_f16_tensor)
     except BadInput as error:
         raise BenchError(f"{model.path}: {error}") from None

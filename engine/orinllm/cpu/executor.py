@@ -239,7 +239,7 @@ class CpuExecutor:
 
     def apply_last_norm(self, rows: Floats) -> Floats:
         """Return what the last norm makes of what the last layer leaves."""
-        weight = self._gguf.float_tensor(f"{self.config.final_norm}.weight")
+        weight = self._gguf.f32_or_f16_tensor(f"{self.config.final_norm}.weight")
         return rms_normed(rows, weight, self.config.norm_eps)
 
     def _last_layer_rows(self, n: int) -> Floats:

@@ -32,7 +32,7 @@ class CpuMtpBlock(CpuExecutor):
         super().__init__(gguf, config, model.context, model.slots)
         self._left = model.keep_hidden_states()
         prefix = f"blk.{config.first}.nextn."
-        self._norms = [gguf.float_tensor(f"{prefix}{name}.weight") for name in ("enorm", "hnorm")]
+        self._norms = [gguf.f32_or_f16_tensor(f"{prefix}{n}.weight") for n in ("enorm", "hnorm")]
         self._given: Floats = np.empty((0, config.dim), np.float32)
         raw = (ctypes.c_float * (self._most * 2 * config.dim)).from_address(
             self._lowered.mtp_input_address

@@ -226,7 +226,7 @@ class LoweredModel:
                 case ScaleResidual():
                     to = MatrixPartStruct(0, 0, self.x, self.config.dim, self.config.dim)
                     name = f"{prefix}{step.operation.weight}.weight"
-                    by = float(self._gguf.float_tensor(name)[0])
+                    by = float(self._gguf.f32_or_f16_tensor(name)[0])
                     found.append(self._make_op(_SCALE, self.x, self.config.dim, [to], scale=by))
                 case AddMergedNorms():
                     found.append(self._lower_merged_norms(prefix, step.operation))
@@ -354,7 +354,7 @@ class LoweredModel:
         }
         own = norm
         if experts.reads_x:
-            x_scale = self._gguf.float_tensor(f"{prefix}ffn_gate_inp.scale")
+            x_scale = self._gguf.f32_or_f16_tensor(f"{prefix}ffn_gate_inp.scale")
             x_scale *= np.float32(dim**-0.5)
             own = self.store_floats(f"{prefix}norm of the router", x_scale)
         high, low = self._router_parts(f"{prefix}ffn_gate_inp", router)
@@ -404,14 +404,14 @@ class LoweredModel:
         """Return a small tensor of the file, in its shape; None: the file has none."""
         if name not in self._gguf.tensors:
             return None
-        return self._gguf.float_tensor(name).reshape(self._gguf.tensors[name].shape)
+        return self._gguf.f32_or_f16_tensor(name).reshape(self._gguf.tensors[name].shape)
 
     def _vector_address(self, name: str) -> int:
         """Return the address of a vector, or 0 if the file has none of that name."""
         if name not in self._gguf.tensors:
             return 0
         if name not in self._held:
-            self.store_floats(name, self._gguf.float_tensor(name))
+            self.store_floats(name, self._gguf.f32_or_f16_tensor(name))
         return self._held[name][1]
 
     def _matrix_address(self, name: str) -> int:

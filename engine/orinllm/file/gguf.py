@@ -145,7 +145,7 @@ class GGUF:
         tensor = self.tensors[name]
         return self.files[tensor.file][tensor.offset : tensor.offset + tensor.n_bytes]
 
-    def float_tensor(self, name: str) -> NDArray[np.float32]:
+    def f32_or_f16_tensor(self, name: str) -> NDArray[np.float32]:
         """Return a small tensor of F32 or F16 as floats; raises BadInput for another type."""
         tensor = self.tensors[name]
         types = {GgmlType.F32: "<f4", GgmlType.F16: "<f2"}

@@ -105,7 +105,7 @@ def reason_unsupported(gguf: GGUF, config: Config) -> str | None:
         rope = attention.rope
         assert rope is not None  # in all of _KNOWN
         plain = np.asarray(rope.frequencies) * (
-            gguf.float_tensor("rope_freqs.weight") if read else 1
+            gguf.f32_or_f16_tensor("rope_freqs.weight") if read else 1
         )
         steps = np.diff(np.log(plain))
         if rope.magnitude != 1 or not np.allclose(

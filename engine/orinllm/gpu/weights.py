@@ -165,7 +165,7 @@ class Weights:
     def _matrix_as_float16(self, name: str) -> Buffer:
         """Return a small matrix of floats as halves, all its rows."""
         if name not in self._halves:
-            halves = self._gguf.float_tensor(name).reshape(-1).astype(np.float16)
+            halves = self._gguf.f32_or_f16_tensor(name).reshape(-1).astype(np.float16)
             data = halves.view(np.uint8).data.cast("B")
             buffer = Buffer(self._device, data.nbytes, dtypes.uint8).allocate()
             self._halves[name] = buffer.copyin(data)
@@ -205,7 +205,7 @@ class Weights:
     def _router_scale(self, name: str) -> Buffer:
         """Return a router's scale of what it reads, over the root of the width."""
         if (key := f"{name} over the root") not in self._vectors:
-            values = self._gguf.float_tensor(name)
+            values = self._gguf.f32_or_f16_tensor(name)
             self._vectors[key] = floats_on_device(
                 self._device, values * np.float32(values.size**-0.5)
             )
@@ -222,7 +222,7 @@ class Weights:
         if tensor.type == GgmlType.F32:
             part = self._part_of[name]
             return part.buffer_view(tensor.n_elements, dtypes.float32, tensor.offset - part.start)
-        return floats_on_device(self._device, self._gguf.float_tensor(name))
+        return floats_on_device(self._device, self._gguf.f32_or_f16_tensor(name))
 
     def optional_vector(self, name: str) -> Buffer | None:
         """Return a vector, or None if the file lacks it."""

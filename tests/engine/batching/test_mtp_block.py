@@ -314,7 +314,7 @@ def test_a_block_in_a_file_of_its_own(apt: Path, tmp_path: Path) -> None:
     said = []
     for layers in (2, 1):  # those of the model, and of another one
         tensors = {
-            name.replace("blk.2", f"blk.{layers}"): network.gguf.float_tensor(name).reshape(
+            name.replace("blk.2", f"blk.{layers}"): network.gguf.f32_or_f16_tensor(name).reshape(
                 tensor.shape
             )
             for name, tensor in network.gguf.tensors.items()

@@ -71,7 +71,7 @@ def test_strings_of_every_length(tmp_path: Path, words: list[str]) -> None:
     opened = GGUF.open(tmp_path / "m.gguf")
     assert opened.metadata["some.words"] == words
     assert opened.metadata["other.words"] == words[::-1]
-    np.testing.assert_array_equal(opened.float_tensor("blk.0.weight"), MATRIX)
+    np.testing.assert_array_equal(opened.f32_or_f16_tensor("blk.0.weight"), MATRIX)
 
 
 def test_a_file_and_a_folder_without_write_permission(path: Path) -> None:
@@ -238,7 +238,9 @@ def test_split_files(split: Callable[[int], Path]) -> None:
     opened = GGUF.open(split(0))
     assert len(opened.files) == 3
     for index in range(3):
-        np.testing.assert_array_equal(opened.float_tensor(f"blk.{index}.weight"), MATRIX + index)
+        np.testing.assert_array_equal(
+            opened.f32_or_f16_tensor(f"blk.{index}.weight"), MATRIX + index
+        )
     assert "give the first one, whose name ends in -00001-of-00003.gguf" in refused(split(1))
 
 

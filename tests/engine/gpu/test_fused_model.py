@@ -105,7 +105,7 @@ def test_small_matrices_of_floats_are_cut_like_others(
     weights = arrived(network)
     parts = [weights.matrix(f"blk.0.attn_{name}") for name in "qkv"]
     assert sum(part.rows for part in parts) == gguf.tensors[whole].shape[0]
-    halves = gguf.float_tensor(whole).astype(np.float16).tobytes()
+    halves = gguf.f32_or_f16_tensor(whole).astype(np.float16).tobytes()
     assert b"".join(content(part.buffer) for part in parts) == halves
 
 
