@@ -14,7 +14,7 @@ from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.measure.backends.backend import (
     BackendIdentity,
-    Bandwidth,
+    CopyBandwidthSamples,
     FirstTokenTime,
     LoadReport,
     Sample,
@@ -101,7 +101,7 @@ def fake_llama_server(fake_llama_bench: Path, monkeypatch: Patch) -> Path:
 @pytest.fixture
 def known_bandwidth(monkeypatch: Patch) -> None:
     """A copy bandwidth without a probe of it, which takes seconds and has a test of its own."""
-    found = Bandwidth(1 << 20, [10.0])
+    found = CopyBandwidthSamples(1 << 20, [10.0])
     monkeypatch.setattr("orinbench.measure.command.measure_copy_bandwidth", lambda *_: found)
 
 
@@ -176,7 +176,7 @@ def recorded_run(tiny_model: ModelInfo) -> Build:
                 LoadReport(0.2, "general", "the forward pass", None),
                 LoadReport(0.2, "general", "the forward pass", None, 4.0, 37),
             ),
-            "bandwidth": Bandwidth(1 << 28, [9.0, 10.0, 11.0]),
+            "bandwidth": CopyBandwidthSamples(1 << 28, [9.0, 10.0, 11.0]),
             "check": {"passed": True, "text": f"passed, {backend}"},
         }
         return LaneResult(plan, tiny_model, rows, **(defaults | fields))

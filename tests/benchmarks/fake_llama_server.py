@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from orinbench.check.reference import Reference, log_softmax
-from orinbench.measure.prompt_text import prompt_tokens, tokenizer_of
+from orinbench.measure.prompt_text import tokenize_prompt, tokenizer_of
 from orinbench.model import open_model
 from orinllm.text.tokenizer import Tokenizer
 
@@ -57,7 +57,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif isinstance(request["prompt"], str):
             assert request["n_predict"] == 1 and not request["cache_prompt"]
             time.sleep(self.server.seconds)
-            n_tokens = len(prompt_tokens(self.server.tokenizer, request["prompt"]))
+            n_tokens = len(tokenize_prompt(self.server.tokenizer, request["prompt"]))
             if n_tokens >= self.server.context:  # no room for the answer
                 self.answer(400, {"error": "exceed_context_size_error"})
                 return

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from tests.telemetry.conftest import HWMON, RULES, TELEMETRY, idle, supply, until
 from tests.telemetry.prometheus import Prometheus, answer, free_port
 
-from orinbench.measure.board import MeasuredEnergy, measure_energy, write_textfile
+from orinbench.measure.board import MeasuredEnergy, measure_energy, write_metrics_file
 from orinboard.energy import EnergySampler
 from orinboard.replay import Frame, RecordingPlayer
 from orinboard.sources import BoardReader
@@ -94,7 +94,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
                     }
                     record |= {"median_ts": 50.0} | run.record_fields(TOKENS)
                     record |= {"ttft_warm_s": 0.3, "roofline_percent": 61.0}
-                    write_textfile([record], texts)
+                    write_metrics_file([record], texts)
                     time.sleep(1.5)
                     yield Machine(prometheus, run, record)
     finally:

@@ -25,8 +25,8 @@ from orinbench.check.layers import LayerJudge
 from orinbench.check.nonfinite import (
     first_nonfinite_text,
     generation_fault,
+    nonfinite_weights_fault,
     require_tensors,
-    weights_fault,
 )
 from orinbench.check.reference import Reference
 from orinbench.check.rounded_reference import (
@@ -50,7 +50,7 @@ __all__ = [
     "HALF_WEIGHTS",
     "EngineToCheck",
     "EngineVerdict",
-    "check_engine",
+    "judge_engine",
     "judge_logits",
 ]  # fmt: skip
 
@@ -75,7 +75,7 @@ class EngineToCheck:
     long: int = 0
 
 
-def check_engine(
+def judge_engine(
     model: ModelInfo,
     candidate: EngineToCheck,
     n_tokens: int = 12,
@@ -100,7 +100,7 @@ def check_engine(
     try:
         generations = candidate.engine([*prompts, *long], n_tokens)
     except BenchError as error:  # an argmax of NaN is no token, and reading its row may crash
-        if not (fault := weights_fault(model)):
+        if not (fault := nonfinite_weights_fault(model)):
             raise
         return failed_verdict(candidate, (), f"{error}; {fault}")
     if fault := generation_fault(model, generations):

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from orinbench.check import EngineVerdict, check_engine, long_prompts, random_prompts
-from orinbench.check.gate import llama_cpp_to_check, tinygrad_to_check
-from orinbench.check.vision import EncoderVerdict, check_encoder
+from orinbench.check import EngineVerdict, judge_engine, long_prompts, random_prompts
+from orinbench.check.gate import llama_cpp_engine_to_check, tinygrad_engine_to_check
+from orinbench.check.vision import EncoderVerdict, judge_encoder
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.measure.backends.tinygrad_backend import DeviceBackend
 from orinbench.measure.models_and_backends import choose_backends, find_or_make_models
@@ -84,7 +84,7 @@ def check_command(options: CheckOptions) -> int:
         for name in names if options.mmproj else ():
             if name.startswith("tinygrad:"):
                 talk.show_phase(f"{name}: checking {options.mmproj}")
-                seen = _check_encoder(name, str(options.mmproj), options.seed)
+                seen = _judge_encoder(name, str(options.mmproj), options.seed)
                 reports.append({"seed": options.seed, **asdict(seen)})
                 talk.close()
                 if options.output == "text":
@@ -92,7 +92,7 @@ def check_command(options: CheckOptions) -> int:
         for model, name in itertools.product(models, names):
             talk.show_phase(f"{name}: checking {model.path}")
             try:
-                verdict = _check_backend(name, model, llama_bench, options, talk)
+                verdict = _judge_backend(name, model, llama_bench, options, talk)
             except BenchError as error:
                 died = True
                 talk.print_line(f"{name}: {error}")
@@ -118,13 +118,13 @@ def check_command(options: CheckOptions) -> int:
     return 1 if died else 0
 
 
-def _check_encoder(name: str, mmproj: str, seed: int) -> EncoderVerdict:
+def _judge_encoder(name: str, mmproj: str, seed: int) -> EncoderVerdict:
     clip, projector = read_mmproj(mmproj)
     encode = make_encode_function(name.removeprefix("tinygrad:"), clip, projector)
-    return check_encoder(name, Path(mmproj), encode, seed)
+    return judge_encoder(name, Path(mmproj), encode, seed)
 
 
-def _check_backend(
+def _judge_backend(
     name: str, model: ModelInfo, llama_bench: Path | None, options: CheckOptions, talk: Progress
 ) -> EngineVerdict:
     def say(text: str) -> None:
@@ -132,11 +132,11 @@ def _check_backend(
 
     timeout, n_tokens, seed = options.timeout, options.n_tokens, options.seed
     if name == "llama.cpp":
-        if (found := llama_cpp_to_check(model, llama_bench, timeout, say)) is None:
+        if (found := llama_cpp_engine_to_check(model, llama_bench, timeout, say)) is None:
             raise BenchError("no llama-server beside llama-bench or on PATH")
-        return check_engine(model, found, n_tokens, seed, say)
+        return judge_engine(model, found, n_tokens, seed, say)
     with DeviceBackend(name.removeprefix("tinygrad:"), timeout) as device:
-        candidate = tinygrad_to_check(name, model, device, say, options.cache_type_k)
+        candidate = tinygrad_engine_to_check(name, model, device, say, options.cache_type_k)
         if options.n_depth is not None:
             candidate = replace(candidate, long=options.n_depth)
-        return check_engine(model, candidate, n_tokens, seed, say)
+        return judge_engine(model, candidate, n_tokens, seed, say)

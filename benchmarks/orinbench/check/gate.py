@@ -9,8 +9,8 @@ from orinbench.check import (
     EIGHT_BITS_BY_256,
     HALF_WEIGHTS,
     EngineToCheck,
-    check_engine,
     default_long_prompt_length,
+    judge_engine,
     require_passed,
 )
 from orinbench.check.greedy import tinygrad_decode_function
@@ -63,7 +63,7 @@ class CorrectnessGate:
             }
         self.talk.show_phase(f"{name}: checking tokens and logits against the float64 reference")
         try:
-            verdict = check_engine(
+            verdict = judge_engine(
                 lane.model, candidate, seed=_SEED, say=self._detail_printer(name)
             )
             require_passed(lane.model, verdict)
@@ -90,9 +90,9 @@ class CorrectnessGate:
     ) -> EngineToCheck | None:
         say = self._detail_printer(name)
         if not isinstance(backend, TinygradBackend):
-            return llama_cpp_to_check(model, self.llama_bench, self.timeout, say)
+            return llama_cpp_engine_to_check(model, self.llama_bench, self.timeout, say)
         key_type = backend.plan.key_type
-        return tinygrad_to_check(name, model, backend, say, key_type, backend.general)
+        return tinygrad_engine_to_check(name, model, backend, say, key_type, backend.general)
 
     def _detail_printer(self, name: str) -> Say:
         return lambda text: self.talk.show_detail(f"{name}: check: {text}")
@@ -102,7 +102,7 @@ class CorrectnessGate:
 ARITHMETICS = {"f16": HALF_WEIGHTS, "q8_0": EIGHT_BIT_CACHE}
 
 
-def tinygrad_to_check(
+def tinygrad_engine_to_check(
     name: str,
     model: ModelInfo,
     backend: DeviceBackend,
@@ -118,7 +118,7 @@ def tinygrad_to_check(
     )
 
 
-def llama_cpp_to_check(
+def llama_cpp_engine_to_check(
     model: ModelInfo, llama_bench: Path | None, timeout: float, say: Say
 ) -> EngineToCheck | None:
     """Return llama.cpp as its server answers; None where there is none."""

@@ -83,11 +83,11 @@ class LayerJudge:
         more = [RoundedReference(exact.model, self._arithmetic, context, at) for at in places[1:]]
         self._rounded = [rounded, *more]
         for one in self._rounded:
-            one.share_unpacked_with(exact)
+            one.share_unpacked_weights_with(exact)
         kept = self._arithmetic.kept  # their cache is the same
         self._of_chunks = [RoundedPromptReference(exact, kept, context, place) for place in places]
         for one in self._of_chunks[1:]:
-            one.share_unpacked_with(self._of_chunks[0])
+            one.share_unpacked_weights_with(self._of_chunks[0])
         # What draws the rounding of all layers together.
         self.draws_of_all = self._rounded[: _DRAWS_OF_ALL if states else 1]
         self._found: dict[str, list[tuple[Array, ...]]] = {}

@@ -44,7 +44,7 @@ def generation_fault(model: ModelInfo, generations: Sequence[GreedyGeneration]) 
 
 def first_nonfinite_text(model: ModelInfo, generation: GreedyGeneration | None = None) -> str:
     """Say in which tensor and layer numbers that are not finite begin."""
-    if fault := weights_fault(model):
+    if fault := nonfinite_weights_fault(model):
         return fault
     if unsupported_feature(model) is not None:
         return "all weights of the file are finite"
@@ -55,7 +55,7 @@ def first_nonfinite_text(model: ModelInfo, generation: GreedyGeneration | None =
     return "weights and the reference's numbers are finite: it begins in the engine"
 
 
-def weights_fault(model: ModelInfo) -> str | None:
+def nonfinite_weights_fault(model: ModelInfo) -> str | None:
     """Say which of the file's weights are not finite, None if all are."""
     for tensor in model.tensors.values():
         if count := sum(int((~np.isfinite(rows)).sum()) for rows in _weight_chunks(model, tensor)):

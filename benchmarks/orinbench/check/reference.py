@@ -13,13 +13,13 @@ from gguf import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from orinbench.check.reference_recurrent import recurrent_layer
+from orinbench.check.reference_recurrent import recurrent_layer_output
 from orinbench.check.reference_rope import (
     SCALINGS,
     Array,
-    apply_rotation,
+    apply_rope,
     has_sliding_window,
-    layer_rotation,
+    layer_rope_frequencies,
 )
 from orinbench.errors import BenchError
 from orinbench.model import ModelInfo
@@ -87,7 +87,7 @@ class Reference:
         self._caches: dict[bool, tuple[Array, Array]] = {}  # by whether the layer has a window
         self._norm_eps = self.metadata_number("attention.layer_norm_rms_epsilon", 1e-5)
         self._rotations = [
-            layer_rotation(model, layer, self._vector, context or model.context_length)
+            layer_rope_frequencies(model, layer, self._vector, context or model.context_length)
             for layer in range(model.n_layers)
         ]
 
@@ -179,7 +179,7 @@ class Reference:
         normed = self._norm(x, prefix + "attn_norm.weight")
         if key.startswith("nemotron_h"):
             return x[self._wanted] + self._single_part_layer(layer, normed)
-        part = recurrent_layer(self, prefix, normed)
+        part = recurrent_layer_output(self, prefix, normed)
         part = self._attention(layer, normed) if part is None else part[self._wanted]
         if key in _GEMMAS:
             part = self._norm(part, prefix + "post_attention_norm.weight")
@@ -218,7 +218,7 @@ class Reference:
         return both + self._norm(mixed, f"{prefix}post_ffw_norm_2.weight")
 
     def _single_part_layer(self, layer: int, x: Array) -> Array:
-        part = recurrent_layer(self, f"blk.{layer}.", x)
+        part = recurrent_layer_output(self, f"blk.{layer}.", x)
         if part is not None:
             return part[self._wanted]
         if f"blk.{layer}.attn_q.weight" in self.model.tensors:
@@ -237,13 +237,13 @@ class Reference:
             q = self._norm(q, f"{prefix}attn_q_norm.weight")
         rotation, neighbours = self._rotations[layer], _NEIGHBOUR_ROPE[model.architecture]
         if rotation is not None:
-            q = apply_rotation(q, own, rotation, neighbours)
+            q = apply_rope(q, own, rotation, neighbours)
         if keys:
             k, v = keys
             if f"{prefix}attn_k_norm.weight" in model.tensors:
                 k = self._norm(k, f"{prefix}attn_k_norm.weight")
             if rotation is not None:
-                k = apply_rotation(k, positions, rotation, neighbours)
+                k = apply_rope(k, positions, rotation, neighbours)
             if model.architecture == "gemma4":
                 v = v / np.sqrt(np.mean(v * v, axis=-1, keepdims=True) + self._norm_eps)
             self._caches[has_sliding_window(model, layer)] = k, v = (

@@ -27,7 +27,7 @@ class Weights(Protocol):
         ...
 
 
-def recurrent_layer(weights: Weights, prefix: str, x: Array) -> Array | None:
+def recurrent_layer_output(weights: Weights, prefix: str, x: Array) -> Array | None:
     """Return what a layer with a state makes of its normed input; None for other layers."""
     if weights.small_tensor(f"{prefix}shortconv.conv.weight") is not None:
         b, c, inner = np.split(weights.linear(x, f"{prefix}shortconv.in_proj"), 3, axis=-1)

@@ -18,16 +18,16 @@ SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RopeFrequencies:
     """Angles a position for each pair of dimensions, and what cos and sin are multiplied by."""
 
     frequencies: Array
     magnitude: float
 
 
-def layer_rotation(
+def layer_rope_frequencies(
     model: ModelInfo, layer: int, vector: Callable[[str], Array], context: int
-) -> Rotation | None:
+) -> RopeFrequencies | None:
     """Return the rotation of a layer; None where the network has no positions in it."""
     key = model.architecture
 
@@ -43,7 +43,7 @@ def layer_rotation(
     if key == "gemma4" and has_sliding_window(model, layer):
         wide = int(value("rope.dimension_count_swa", value("attention.key_length_swa", 0)))
         slow = np.arange(wide // 2) * 2 / wide
-        return Rotation(value("rope.freq_base_swa", 1e4) ** -slow, 1.0)
+        return RopeFrequencies(value("rope.freq_base_swa", 1e4) ** -slow, 1.0)
     size = int(value("rope.dimension_count", model.head_dim))
     base, stretch = value("rope.freq_base", 1e4), value("rope.scaling.factor", 1.0)
     kind = str(model.metadata.get(f"{key}.rope.scaling.type", "linear"))
@@ -62,7 +62,7 @@ def layer_rotation(
     if kind == "none":
         stretch = 1.0
     if kind != "yarn":
-        return Rotation(2 * np.pi / (wavelengths * stretch), magnitude)
+        return RopeFrequencies(2 * np.pi / (wavelengths * stretch), magnitude)
 
     def pair_with(turns: float) -> float:
         """Return the (fractional) pair that makes so many turns within the trained context."""
@@ -76,7 +76,7 @@ def layer_rotation(
     if stretch > 1:
         magnitude *= 0.1 * math.log(stretch) + 1
         magnitude /= 0.1 * value("rope.scaling.yarn_log_multiplier", 0.0) * math.log(stretch) + 1
-    return Rotation(blend * slow + (1 - blend) * fast, magnitude)
+    return RopeFrequencies(blend * slow + (1 - blend) * fast, magnitude)
 
 
 def has_sliding_window(model: ModelInfo, layer: int) -> bool:
@@ -90,7 +90,7 @@ def has_sliding_window(model: ModelInfo, layer: int) -> bool:
     return (layer + 1) % every != 0
 
 
-def apply_rotation(x: Array, positions: Array, rotation: Rotation, neighbours: bool) -> Array:
+def apply_rope(x: Array, positions: Array, rotation: RopeFrequencies, neighbours: bool) -> Array:
     """Turn x (tokens, heads, head_dim); `neighbours`: pairs are (0, 1), (2, 3), ..."""
     size = 2 * len(rotation.frequencies)
     turned, rest = x[..., :size], x[..., size:]

@@ -104,10 +104,10 @@ class RoundedReference(Reference):
             for layer, routed in exact.routed.items()
             for position, experts in enumerate(routed.chosen)
         }
-        self.share_unpacked_with(exact)
+        self.share_unpacked_weights_with(exact)
         return self.logits(tokens, last, forced=taken)
 
-    def share_unpacked_with(self, exact: Reference) -> None:
+    def share_unpacked_weights_with(self, exact: Reference) -> None:
         """Take what another reference has unpacked, and leave there what this one unpacks."""
         self._unpacked = exact._unpacked
 

@@ -41,7 +41,7 @@ def require_row_passed(lane: LaneResult, row: RowResult) -> None:
     limit = _TWO_WAYS * tolerance if tolerance else _UNKNOWN
     if lane.model is not None and lane.model.is_mixture:
         limit = max(limit, _ROUTED)
-    if isinstance(row.case, Case) and row.case.is_encoding:
+    if isinstance(row.case, Case) and row.case.is_picture_encoding:
         limit, where = _ENCODED, where.replace("last logits", "rows")
     if found.error > limit:
         raise CheckFailed(

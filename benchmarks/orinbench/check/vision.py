@@ -49,7 +49,7 @@ def random_tiles(reference: VisionReference, seed: int) -> list[Pixels]:
     return [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
 
 
-def check_encoder(backend: str, mmproj: Path, encode: Encode, seed: int) -> EncoderVerdict:
+def judge_encoder(backend: str, mmproj: Path, encode: Encode, seed: int) -> EncoderVerdict:
     """Judge an encoder; raises BenchError for a projector that the reference does not know.
 
     Allowed is what the rounding of the backend's products makes of the same weights, to single

@@ -81,7 +81,7 @@ def _history_run_id(name: str, history: Path) -> int | None:
     if Path(name).exists() or not history.exists():
         return None
     with History(history) as store:
-        return store.run_id_named(name)
+        return store.find_run_id(name)
 
 
 def records_of_result(name: str, history: Path) -> list[Record]:

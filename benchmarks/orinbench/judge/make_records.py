@@ -18,7 +18,7 @@ from orinbench.judge.sample_statistics import (
 )
 from orinbench.judge.schema import LLAMA_FIELDS, SCHEMA_VERSION, Plain, Record
 from orinbench.judge.verdict import compare_paired, holm_adjusted, process_medians, verdict_text
-from orinbench.measure.backends.backend import PreparedCase
+from orinbench.measure.backends.backend import SuiteWarmUpResult
 from orinbench.measure.backends.sm_limit import orin_ms_fields
 from orinbench.measure.board import FEW_READINGS, energy_fields, median_reading_count
 from orinbench.measure.clocks import ClockState, clock_warnings
@@ -236,7 +236,7 @@ def _lane_fields(lane: LaneResult) -> Plain:
     return fields
 
 
-def _suite_row_fields(lane: LaneResult, row: RowResult, prepared: PreparedCase) -> Plain:
+def _suite_row_fields(lane: LaneResult, row: RowResult, prepared: SuiteWarmUpResult) -> Plain:
     extra = {
         "calls": prepared.calls,
         "flops": prepared.flops or None,
@@ -286,7 +286,7 @@ def _statistics_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plai
         fields["warm_up_compile_s"] = row.warm_up.compile_s
         fields["kernels_per_token"] = row.warm_up.kernels_per_token
         fields["launches_per_token"] = row.warm_up.launches_per_token
-    prepared = row.prepared_case
+    prepared = row.suite_warm_up
     if prepared is not None:
         fields |= _suite_row_fields(lane, row, prepared)
     if isinstance(row.case, Case) or prepared is not None:
@@ -294,7 +294,7 @@ def _statistics_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plai
     if not row.samples:
         return fields
     summary = summarize_samples(row.throughputs, run.plan.seed, row.sample_processes)
-    if isinstance(row.case, Case) and row.case.is_encoding:
+    if isinstance(row.case, Case) and row.case.is_picture_encoding:
         fields |= _picture_fields(lane, row, summary)
     elif isinstance(row.case, Case) and row.case.text:
         fields |= _first_text_fields(row, summary)
@@ -360,7 +360,7 @@ def roofline_percent(lane: LaneResult, row: RowResult, summary: SampleSummary) -
         return None
     bandwidth = statistics.median(lane.bandwidth.samples_gb_s) * 1e9
     if not isinstance(row.case, Case):
-        prepared = row.prepared_case
+        prepared = row.suite_warm_up
         return (
             _percent_of_peak(prepared.n_bytes, bandwidth, row, summary.median) if prepared else None
         )

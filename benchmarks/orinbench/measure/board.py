@@ -165,7 +165,7 @@ def energy_fields(samples: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]
     return fields | {"energy": [run["energy"] if run else None for run in samples]}
 
 
-def chosen_rails(spec: str | None, roots: Roots | None = None) -> tuple[str, ...]:
+def parse_rails(spec: str | None, roots: Roots | None = None) -> tuple[str, ...]:
     """The rails in `--rails`, as they are called; raises BenchError for one that is not there."""
     if spec is None:
         return ()
@@ -306,7 +306,7 @@ def wait_for_cooldown(
         time.sleep(interval)
 
 
-def metric_value(record: Mapping[str, Any], field: str) -> float | None:
+def find_metric_in_record(record: Mapping[str, Any], field: str) -> float | None:
     """A field of a record, `energy.joules` being one of the last repetition; None if missing."""
     outer, _, inner = field.partition(".")
     found = record.get(outer)
@@ -316,7 +316,7 @@ def metric_value(record: Mapping[str, Any], field: str) -> float | None:
     return next((last.get(inner) for last in reversed(repetitions) if last), None)
 
 
-def write_textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:
+def write_metrics_file(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:
     """Write the records' figures for node_exporter's textfile collector; returns the file.
 
     Raises BenchError where the directory is missing, which nobody would collect from, or cannot be
@@ -330,7 +330,7 @@ def write_textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Pat
     }
     registry = CollectorRegistry()
     for name, text, field in METRICS:
-        numbers = {labels: metric_value(record, field) for labels, record in rows.items()}
+        numbers = {labels: find_metric_in_record(record, field) for labels, record in rows.items()}
         known = {labels: number for labels, number in numbers.items() if number is not None}
         if known:
             gauge = Gauge(f"orinbench_{name}", text, list(LABELS), registry=registry)

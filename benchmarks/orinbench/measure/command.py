@@ -22,7 +22,7 @@ from orinbench.measure.backends.backend import Backend, CaseLeftOutError
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend, find_llama_bench
 from orinbench.measure.backends.sm_limit import GreenContextPreload
 from orinbench.measure.backends.tinygrad_backend import TinygradBackend, measure_copy_bandwidth
-from orinbench.measure.board import chosen_rails, require_textfile_directory, write_textfile
+from orinbench.measure.board import parse_rails, require_textfile_directory, write_metrics_file
 from orinbench.measure.journal import Journal, journal_directory, rename_lost_journals
 from orinbench.measure.llama_flags import (
     LlamaBenchOptions,
@@ -138,7 +138,7 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
             cooldown=options.cooldown,
             roots=roots,
             journal=journal,
-            rails=chosen_rails(options.rails, roots),
+            rails=parse_rails(options.rails, roots),
             interrupts=interrupts,
             fit_seconds=None if options.processes else FIT_SECONDS,
             least_processes=rounds_needed(sum(len(lane.cases) for lane in lanes[1:])),
@@ -338,7 +338,7 @@ def write_results(run: RunResult, options: LlamaBenchOptions) -> None:
         record.ignored_flags = ignored_flags(record.backend, record.decode_path, options)
     print_and_keep_records(records, options)
     if options.textfile:
-        write_textfile(map(vars, records), options.textfile)
+        write_metrics_file(map(vars, records), options.textfile)
 
 
 def ignored_flags(backend: str, path: str | None, options: LlamaBenchOptions) -> list[str]:

@@ -37,7 +37,7 @@ LIST_SECONDS = 60
 _OF_BOTH = ("n_threads", "type_k", "type_v")
 
 
-def _knob_option(knob: ListSetting) -> Option:
+def _setting_option(knob: ListSetting) -> Option:
     where = "" if knob.field in _OF_BOTH else " (llama.cpp)"
     return option(" ".join(knob.flags), f"{knob.help}{where}.", **LISTS)
 
@@ -103,7 +103,9 @@ class LlamaBenchOptions(RunOptions, BackendOptions, CaseOptions, ModelOptions):
     numa: str | None = option_field("--numa", "Passed to llama.cpp.", type=click.Choice(NUMA))
     prio: int | None = option_field("--prio", "Passed to llama.cpp.", type=click.IntRange(-1, 3))
     rpc: str | None = option_field("-rpc --rpc", "Passed to llama.cpp.", metavar="LIST")
-    knobs: Mapping[str, tuple[str, ...]] = combined_field({k.field: _knob_option(k) for k in KNOBS})
+    knobs: Mapping[str, tuple[str, ...]] = combined_field(
+        {k.field: _setting_option(k) for k in KNOBS}
+    )
 
 
 class WholeWordCommand(click.Command):

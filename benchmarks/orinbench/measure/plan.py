@@ -127,7 +127,7 @@ class Case:
         return "+".join(parts) + depth + drawn + (f" @ {self.sms} SMs" if self.sms else "")
 
     @property
-    def is_encoding(self) -> bool:
+    def is_picture_encoding(self) -> bool:
         """Say whether a picture's encoding alone is timed, and no token."""
         return bool(self.picture) and not self.text
 

@@ -24,7 +24,7 @@ def tokenizer_of(path: Path) -> Tokenizer:
     return Tokenizer.from_metadata(GGUF.open(path).metadata)
 
 
-def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+def tokenize_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return a text's tokens as a prompt has them, with the one that begins it."""
     start = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     return start + tokenizer.encode(text)
@@ -41,7 +41,7 @@ def prompt_text(path: Path, n_tokens: int, seed: int) -> str:
         raise CaseLeftOutError(str(error)) from None
 
     def count(text: str) -> int:
-        return len(prompt_tokens(tokenizer, text))
+        return len(tokenize_prompt(tokenizer, text))
 
     words = random_words_text(n_tokens, seed).split()
     low, high = 0, len(words)  # words of which there are surely not too many; at most

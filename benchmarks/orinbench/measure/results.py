@@ -6,10 +6,10 @@ from typing import Any
 
 from orinbench.measure.backends.backend import (
     BackendIdentity,
-    Bandwidth,
+    CopyBandwidthSamples,
     FirstTokenTime,
-    PreparedCase,
     Sample,
+    SuiteWarmUpResult,
     WarmUpCost,
 )
 from orinbench.measure.environment import Environment
@@ -33,13 +33,13 @@ class RowResult:
         """Units of work in one repetition: tokens, or what the warm-up of the suite's case says."""
         if isinstance(self.case, Case):
             return self.case.n_tokens
-        assert self.prepared_case is not None
-        return self.prepared_case.work
+        assert self.suite_warm_up is not None
+        return self.suite_warm_up.work
 
     @property
-    def prepared_case(self) -> PreparedCase | None:
+    def suite_warm_up(self) -> SuiteWarmUpResult | None:
         """Description of a repetition, for a suite's case."""
-        return self.warm_up if isinstance(self.warm_up, PreparedCase) else None
+        return self.warm_up if isinstance(self.warm_up, SuiteWarmUpResult) else None
 
     @property
     def sample_processes(self) -> list[int]:
@@ -63,7 +63,7 @@ class LaneResult:
     first_token: FirstTokenTime | None = None
     # Seconds from start to first token of each process, kernels in the cache.
     first_tokens_s: list[float] = field(default_factory=list)
-    bandwidth: Bandwidth | None = None
+    bandwidth: CopyBandwidthSamples | None = None
     check: dict[str, Any] | None = None  # what the correctness gate found; None: not run
     error: str | None = None
     no_numbers: bool = False  # the error is that logits are none

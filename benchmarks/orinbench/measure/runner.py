@@ -19,8 +19,8 @@ from orinbench.interrupts import Interrupts
 from orinbench.measure.backends.backend import (
     Backend,
     BackendError,
-    Bandwidth,
     CaseLeftOutError,
+    CopyBandwidthSamples,
     NonfiniteLogitsError,
 )
 from orinbench.measure.board import (
@@ -44,7 +44,7 @@ from orinbench.show.markdown import counted_noun
 from orinboard.files import Roots
 
 Check = Callable[[LaneResult, Backend], dict[str, Any]]
-BandwidthProbe = Callable[[str], Bandwidth]
+BandwidthProbe = Callable[[str], CopyBandwidthSamples]
 
 
 @dataclass
@@ -92,7 +92,7 @@ class PlanRunner:
             started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
         self._lanes = list(zip(self.result.lanes, self.backends, strict=True))
-        self._bandwidths: dict[str, Bandwidth | None] = {}
+        self._bandwidths: dict[str, CopyBandwidthSamples | None] = {}
         self._gpu = UsedGpuFinder(self.roots)
 
     def run_plan(self) -> RunResult:

@@ -26,13 +26,13 @@ from orinbench.check import (
     HALF_WEIGHTS,
     EngineToCheck,
     EngineVerdict,
-    check_engine,
+    judge_engine,
     layers,
     reference,
 )
 from orinbench.check.greedy import GreedyGeneration, decode_greedily, needed_context
 from orinbench.check.reference import Reference, log_softmax
-from orinbench.check.reference_rope import Array, apply_rotation
+from orinbench.check.reference_rope import Array, apply_rope
 from orinbench.check.rounded_reference import RoundedReference
 from orinbench.measure.backends.timed_models import RunnerExecutor, load_runner
 from orinbench.model import ModelInfo, open_model
@@ -343,7 +343,7 @@ def planted(fault: Fault) -> Iterator[None]:
     kept = method(fault.kept, RoundedReference._as_cached)
     patches.append(patch.object(RoundedReference, "_as_cached", kept))
     patches.append(
-        patch.object(reference, "apply_rotation", lambda *of: fault.rotated(apply_rotation, *of))
+        patch.object(reference, "apply_rope", lambda *of: fault.rotated(apply_rope, *of))
     )
     soft = lambda scores: fault.softmax(log_softmax, scores)  # noqa: E731
     patches.append(patch.object(reference, "log_softmax", soft))
@@ -361,16 +361,16 @@ def verdict_on(
 ) -> EngineVerdict:
     """Judge a right engine, or one with a fault."""
     if not kind:
-        return check_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), n_tokens, seed)
+        return judge_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), n_tokens, seed)
     if kind in OUTSIDE:
         draw = np.random.default_rng(seed)
 
         def wrong(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
             return [_answered(found, kind, draw) for found in engine(prompts, n_tokens)]
 
-        return check_engine(model, EngineToCheck("engine", wrong, HALF_WEIGHTS), n_tokens)
+        return judge_engine(model, EngineToCheck("engine", wrong, HALF_WEIGHTS), n_tokens)
     with planted(Fault(kind, model, seed)):
-        return check_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), n_tokens)
+        return judge_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), n_tokens)
 
 
 def _right(model: ModelInfo, engine: Any, seeds: int) -> str:

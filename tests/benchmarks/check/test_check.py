@@ -23,7 +23,7 @@ from orinbench.check import (
     EIGHT_BITS_BY_256,
     HALF_WEIGHTS,
     EngineToCheck,
-    check_engine,
+    judge_engine,
     judge_logits,
     random_prompts,
     require_passed,
@@ -119,7 +119,7 @@ def with_a_corrupted_block(model: ModelInfo, path: Path) -> ModelInfo:
 def judged(
     model: ModelInfo, engine: DecodeFunction, arithmetic: EngineRounding = HALF_WEIGHTS
 ) -> Any:
-    verdict = check_engine(model, EngineToCheck("engine", engine, arithmetic), N_TOKENS)
+    verdict = judge_engine(model, EngineToCheck("engine", engine, arithmetic), N_TOKENS)
     assert verdict.passed == (not verdict.failures)
     return verdict
 
@@ -366,9 +366,9 @@ def test_an_interrupted_command_prints_what_it_has(
         if checked:
             raise KeyboardInterrupt
         checked.append(arguments)
-        return check_engine(*arguments)
+        return judge_engine(*arguments)
 
-    monkeypatch.setattr(check_command_module, "check_engine", once)
+    monkeypatch.setattr(check_command_module, "judge_engine", once)
     other = shutil.copy(tiny.path, tmp_path / "other.gguf")
     twice = ("-m", str(tiny.path), "-m", str(other), "-n", "1", "-o", "json")
     result = run_command(server, *twice)

@@ -16,7 +16,7 @@ from tests.benchmarks.check.test_gate import perfect
 from tests.benchmarks.gguf_files import write_family
 from tests.benchmarks.orinbench_command import Capture, orinbench
 
-from orinbench.check import HALF_WEIGHTS, EngineToCheck, check_engine, require_passed
+from orinbench.check import HALF_WEIGHTS, EngineToCheck, judge_engine, require_passed
 from orinbench.check.greedy import GreedyGeneration
 from orinbench.check.nonfinite import generation_fault
 from orinbench.errors import BenchError
@@ -130,7 +130,7 @@ def test_no_kind_reaches_a_figure(kind: str, whole: Path, tmp_path: Path) -> Non
     with pytest.raises(BenchError) as caught:
         model = open_model(path)
         require_passed(
-            model, check_engine(model, EngineToCheck("e", lazily(model), HALF_WEIGHTS), n_tokens=2)
+            model, judge_engine(model, EngineToCheck("e", lazily(model), HALF_WEIGHTS), n_tokens=2)
         )
     assert caught.value.exit_code == code
     assert says in str(caught.value) and "\n" not in str(caught.value)
@@ -151,7 +151,7 @@ def test_what_half_precision_cannot_hold_is_named(name: str, whole: Path, tmp_pa
     def engine(prompts: Any, n_tokens: int) -> list[GreedyGeneration]:
         return [GreedyGeneration([0] * n_tokens, np.full((n_tokens, 320), np.nan)) for _ in prompts]
 
-    verdict = check_engine(open_model(path), EngineToCheck("e", engine, HALF_WEIGHTS), 2)
+    verdict = judge_engine(open_model(path), EngineToCheck("e", engine, HALF_WEIGHTS), 2)
     assert "640 of 640 logits are not finite; it begins behind " + name in verdict.summary_line()
     assert "half precision ends at 65504" in verdict.summary_line()
 
@@ -173,7 +173,7 @@ def test_a_token_that_is_none_is_a_failed_check(whole: Path, token: int) -> None
     def engine(prompts: Any, n_tokens: int) -> list[GreedyGeneration]:
         return [GreedyGeneration([token] * n_tokens, np.zeros((n_tokens, 320))) for _ in prompts]
 
-    verdict = check_engine(model, EngineToCheck("e", engine, HALF_WEIGHTS), n_tokens=2)
+    verdict = judge_engine(model, EngineToCheck("e", engine, HALF_WEIGHTS), n_tokens=2)
     assert not verdict.passed
     assert verdict.summary_line().startswith(
         f"e: FAILED: token {token} is not among the model's 320; "
@@ -191,9 +191,9 @@ def test_an_engine_that_dies_of_nan_is_a_failed_check(whole: Path, tmp_path: Pat
 
     candidate = EngineToCheck("e", engine, HALF_WEIGHTS)
     with pytest.raises(BenchError, match="SIGSEGV"):
-        check_engine(open_model(path), candidate, n_tokens=2)
+        judge_engine(open_model(path), candidate, n_tokens=2)
     put("token_embd.weight", np.nan)(path)
-    verdict = check_engine(open_model(path), candidate, n_tokens=2)
+    verdict = judge_engine(open_model(path), candidate, n_tokens=2)
     says = "it begins in the file: weights not finite in token_embd.weight: 1"
     assert verdict.summary_line() == f"e: FAILED: tinygrad: killed by SIGSEGV; {says}"
 

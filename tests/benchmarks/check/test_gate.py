@@ -94,7 +94,9 @@ def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
         ("CUDA", roomy, True, 0),
         ("CPU", roomy, False, 0),
     ):
-        engine = gate.tinygrad_to_check(f"tinygrad:{name}", of, backend, print, "f16", general)
+        engine = gate.tinygrad_engine_to_check(
+            f"tinygrad:{name}", of, backend, print, "f16", general
+        )
         assert engine.long == long
 
 

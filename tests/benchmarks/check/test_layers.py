@@ -16,7 +16,7 @@ from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,
     HALF_WEIGHTS,
     EngineToCheck,
-    check_engine,
+    judge_engine,
     long_prompts,
 )
 from orinbench.check import random_prompts as prompts_of
@@ -88,7 +88,7 @@ def engine_of(model: ModelInfo, change: Callable[..., Any] = lambda *of: None, *
 
 
 def verdict_on(model: ModelInfo, engine: Any) -> Any:
-    return check_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), 1)
+    return judge_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), 1)
 
 
 def put(at: Any, value: float) -> Callable[[Any], None]:
@@ -210,7 +210,7 @@ def test_a_long_prompt_is_judged_at_some_positions(tmp_path: Path, monkeypatch: 
                 given[2, at, 7] += 1
 
         candidate = EngineToCheck("engine", engine_of(small, change), HALF_WEIGHTS, 24)
-        return check_engine(small, candidate, 1)
+        return judge_engine(small, candidate, 1)
 
     for at, judged in ((3, False), (10, False), (19, True), (23, True)):
         verdict = of(at)

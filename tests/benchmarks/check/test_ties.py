@@ -13,7 +13,7 @@ from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,
     HALF_WEIGHTS,
     EngineToCheck,
-    check_engine,
+    judge_engine,
     random_prompts,
 )
 from orinbench.check.expert_ties import find_ties, resolve_ties
@@ -50,7 +50,7 @@ def verdict_on(model: ModelInfo, noise: float = 0.0) -> Any:
             found.append(GreedyGeneration([int(rows[0].argmax())], rows))
         return found
 
-    verdict = check_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), 1)
+    verdict = judge_engine(model, EngineToCheck("engine", engine, HALF_WEIGHTS), 1)
     return verdict
 
 
@@ -143,6 +143,6 @@ def test_a_swap_that_came_along_with_others_is_taken_back(tmp_path: Path) -> Non
             found.append(GreedyGeneration(tokens, np.stack(rows), fused=True))
         return found
 
-    verdict = check_engine(model, EngineToCheck("kernels", engine, EIGHT_BIT_ACTIVATIONS), seed=1)
+    verdict = judge_engine(model, EngineToCheck("kernels", engine, EIGHT_BIT_ACTIVATIONS), seed=1)
     assert verdict.ties
     assert verdict.passed, verdict.summary_line()

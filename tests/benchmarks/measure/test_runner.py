@@ -15,7 +15,7 @@ from orinbench.measure.backends.backend import (
     Backend,
     BackendError,
     BackendIdentity,
-    Bandwidth,
+    CopyBandwidthSamples,
     FirstTokenTime,
     NonfiniteLogitsError,
     RowCheckResult,
@@ -135,10 +135,10 @@ class Bench:
         self.hook(self.log[-1])
         return {"passed": True, "text": "passed"}
 
-    def probe(self, device: str) -> Bandwidth:
+    def probe(self, device: str) -> CopyBandwidthSamples:
         self.log.append(f"{device} bandwidth")
         self.hook(self.log[-1])
-        return Bandwidth(1, [10.0])
+        return CopyBandwidthSamples(1, [10.0])
 
     def run(self) -> RunResult:
         return self.runner.run_plan()

@@ -20,7 +20,7 @@ from tests.engine.network import hybrid_models
 from tests.engine.network.hybrid_models import CONTEXT, MODELS, PROMPT
 
 from orinbench.check.reference import Reference
-from orinbench.check.reference_rope import layer_rotation
+from orinbench.check.reference_rope import layer_rope_frequencies
 from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.proposers import MtpProposer, Proposer
@@ -77,7 +77,9 @@ class BlockReference(Reference):
     def proposals(self, text: list[int], most: int) -> NDArray[np.float64]:
         """Return the logits of the greedy tokens behind a text: (most, vocabulary)."""
         model, at, found = self.model, self.model.n_layers, []
-        self._rotations.append(layer_rotation(model, at, self._vector, model.context_length))
+        self._rotations.append(
+            layer_rope_frequencies(model, at, self._vector, model.context_length)
+        )
         left, name = self.hidden_states(text)[:-1], f"blk.{at}.nextn."
 
         def own(tensor: str, *others: str) -> str:

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.engine.vision import tiny, tiny_qwen
 
 from orinbench.check.reference_vision import VisionReference
-from orinbench.check.vision import Encode, Pixels, check_encoder
+from orinbench.check.vision import Encode, Pixels, judge_encoder
 from orinbench.errors import BenchError
 from orinllm.mmproj import make_encode_function, read_mmproj
 from orinllm.network.vision.pictures import Floats
@@ -40,7 +40,7 @@ def test_the_reference_is_what_transformers_computes(mmproj: Path) -> None:
 
 def test_the_gate_passes_an_encoder_in_other_sizes(mmproj: Path) -> None:
     encode = make_encode_function("CPU", *read_mmproj(mmproj))
-    seen = check_encoder("tinygrad:CPU", mmproj, encode, 1)
+    seen = judge_encoder("tinygrad:CPU", mmproj, encode, 1)
     assert seen.passed and seen.allowed < 1e-5, seen
 
 
@@ -65,9 +65,9 @@ def test_the_gate_fails_small_errors(tmp_path: Path) -> None:
         lambda tiles: encode(tiles) * np.float32(np.nan),
     )
     for wrong in wrongs:
-        assert not check_encoder("tinygrad:CPU", path, wrong, 1).passed
-    assert not check_encoder("tinygrad:NV", path, one_row, 1).passed
-    halves = check_encoder(
+        assert not judge_encoder("tinygrad:CPU", path, wrong, 1).passed
+    assert not judge_encoder("tinygrad:NV", path, one_row, 1).passed
+    halves = judge_encoder(
         "tinygrad:NV", path, lambda t: encode(t).astype(np.float16).astype(np.float32), 2
     )
     assert halves.passed and 1e-4 < halves.allowed < 0.01, halves
@@ -96,7 +96,7 @@ def test_the_epsilon_of_norms_counts(
     tiny.write_mmproj(path, kind)
     if kind == "qwen3vl":
         path.write_bytes(path.read_bytes().replace(b"clip.use_gelu", b"clip.use_else"))
-    seen = check_encoder("tinygrad:CPU", path, make_encode_function("CPU", *read_mmproj(path)), 1)
+    seen = judge_encoder("tinygrad:CPU", path, make_encode_function("CPU", *read_mmproj(path)), 1)
     assert seen.passed, seen
 
 

@@ -269,7 +269,9 @@ def test_the_fields_of_a_row(tmp_path: Path) -> None:
     assert (fields["joules_per_token"], fields["tokens_per_joule"]) == (2, 0.5)
     assert len(fields["energy"]) == 6
     assert board.energy_fields([None, {}, gap]) == {}
-    text = board.write_textfile([RECORD | board.energy_fields([*runs, None])], tmp_path).read_text()
+    text = board.write_metrics_file(
+        [RECORD | board.energy_fields([*runs, None])], tmp_path
+    ).read_text()
     assert 'test="tg128"} 2.0\n' in text.partition("orinbench_run_joules{")[2]
 
 
@@ -303,7 +305,7 @@ RECORD: dict[str, Any] = {
 
 def test_figures_for_the_textfile_collector(tmp_path: Path) -> None:
     other = RECORD | {"test": "pp512", "energy": None, "joules_per_token": None}
-    file = board.write_textfile([RECORD, other], tmp_path)
+    file = board.write_metrics_file([RECORD, other], tmp_path)
     text = file.read_text()
     labels = 'backend="tinygrad:NV",model="llama 1B \\"Q6_K\\"",test="tg128"'
     assert f"orinbench_tokens_per_second{{{labels}}} 41.5" in text
@@ -311,7 +313,7 @@ def test_figures_for_the_textfile_collector(tmp_path: Path) -> None:
     assert text.count("orinbench_joules_per_token{") == 1 and "ttft" not in text
     assert file.stat().st_mode & 0o777 == 0o644
     # Rows that would be one series: the newest.
-    board.write_textfile([RECORD, RECORD | {"median_ts": 50.0}], tmp_path)
+    board.write_metrics_file([RECORD, RECORD | {"median_ts": 50.0}], tmp_path)
     newest = file.read_text()
     assert newest.count("orinbench_tokens_per_second{") == 1 and "} 50.0" in newest
     assert "pp512" not in newest and len(list(tmp_path.iterdir())) == 1

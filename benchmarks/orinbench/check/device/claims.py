@@ -39,7 +39,7 @@ class ReportFields:
 
 
 @dataclass(frozen=True)
-class ChoiceAnswer:
+class DriverChoiceAnswer:
     """An answer in a report: one of the driver's choices against another, as people are told."""
 
     own: str
@@ -123,20 +123,20 @@ def load_claims() -> list[Claim]:
     ]
 
 
-def values_at(report: Any, path: tuple[str, ...]) -> list[Any]:
+def values_at_path(report: Any, path: tuple[str, ...]) -> list[Any]:
     """Return the values at a path; none where something of it is missing."""
     if not path:
         return [report]
     if path[0] == "*":
         inner = report.values() if isinstance(report, dict) else report
         inner = inner if isinstance(report, dict | list) else []
-        return [value for each in inner for value in values_at(each, path[1:])]
+        return [value for each in inner for value in values_at_path(each, path[1:])]
     if isinstance(report, dict) and path[0] in report:
-        return values_at(report[path[0]], path[1:])
+        return values_at_path(report[path[0]], path[1:])
     return []
 
 
-def outcome_and_reason(claim: Claim, report: dict[str, Any]) -> tuple[ClaimOutcome, str]:
+def judge_claim(claim: Claim, report: dict[str, Any]) -> tuple[ClaimOutcome, str]:
     """Return what a valid report says of a claim, and what of it makes it so.
 
     What is wrong is so without the rest, too.
@@ -174,6 +174,6 @@ def _required_step_values(report: dict[str, Any], path: tuple[str, ...]) -> list
         raise LookupError(f"{path[0]} was not taken")
     if step["result"] is None:
         raise LookupError(f"{path[0]}: {step['status']}: {step['reason']}")
-    if not (values := values_at(report["steps"], path)):
+    if not (values := values_at_path(report["steps"], path)):
         raise LookupError(f"the report has no {'/'.join(path)}")
     return values

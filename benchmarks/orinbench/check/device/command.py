@@ -13,12 +13,12 @@ import click
 
 from orinbench.check.device.claims import (
     FORMAT,
-    ChoiceAnswer,
     ClaimOutcome,
+    DriverChoiceAnswer,
+    judge_claim,
     load_claims,
     load_report,
-    outcome_and_reason,
-    values_at,
+    values_at_path,
 )
 from orinbench.check.device.privacy import Scrubber, machine_secrets
 from orinbench.check.device.steps import (
@@ -186,8 +186,8 @@ def verify_command(file: Path) -> int:
     It judges every claim that a board can confirm. Exit code 1 says that one is refuted.
     """
     report = load_report(file)
-    judged = [(claim, *outcome_and_reason(claim, report)) for claim in load_claims()]
-    (board,) = values_at(report, _BOARD) or ["a board without a name"]
+    judged = [(claim, *judge_claim(claim, report)) for claim in load_claims()]
+    (board,) = values_at_path(report, _BOARD) or ["a board without a name"]
     simulated = " (simulated: nothing about a board)" if report["simulated"] else ""
     where = "the simulator: nothing here is confirmed for hardware" if simulated else board
     click.echo(
@@ -200,10 +200,10 @@ def verify_command(file: Path) -> int:
             click.echo(f"  {claim.id}: {claim.text} ({claim.doc})")
             if because:
                 click.echo(f"    {because}")
-    (answers,) = values_at(report, ("steps", "performance", "result")) or [None]
-    lines = [_choice_line(name, entry) for name, entry in (answers or {}).items()]
+    (answers,) = values_at_path(report, ("steps", "performance", "result")) or [None]
+    lines = [_driver_choice_line(name, entry) for name, entry in (answers or {}).items()]
     path = ("steps", "llama-bench", "result", "records", "*", "comparisons", "*", "text")
-    lines += [f"llama-bench: {text}" for text in values_at(report, path)]
+    lines += [f"llama-bench: {text}" for text in values_at_path(report, path)]
     if lines:
         click.echo(f"\nperformance{simulated}:")
     for line in lines:
@@ -211,7 +211,7 @@ def verify_command(file: Path) -> int:
     return EXIT_REFUTED if any(found is ClaimOutcome.REFUTED for _, found, _ in judged) else 0
 
 
-def _choice_line(name: str, entry: Any) -> str:
-    answer = parse_dataclass(ChoiceAnswer, entry, f"performance: {name}")
+def _driver_choice_line(name: str, entry: Any) -> str:
+    answer = parse_dataclass(DriverChoiceAnswer, entry, f"performance: {name}")
     figure = f"; {answer.figure} {answer.ratio:.3f} of the other's" if answer.ratio else ""
     return f"{name}: {answer.own} or {answer.other}: {answer.verdict}{figure}"

@@ -69,7 +69,7 @@ def new_buffers(*sizes: int) -> list[Any]:
     return [open_device().allocator.alloc(size, BufferSpec()) for size in sizes]
 
 
-def launch_seconds(launch: Callable[[], object]) -> float:
+def time_launch(launch: Callable[[], object]) -> float:
     """Return the seconds of a launch and of waiting for it, on an idle device."""
     gpu = open_device()
     gpu.synchronize()
@@ -112,7 +112,7 @@ def probe_smoke(work: ProbeSettings) -> Found:
         "arch": str(getattr(gpu, "arch", "")),
         "interface": type(getattr(gpu, "iface", None)).__name__,
         "machine": platform.machine(),
-        **probe_computes(work),
+        **probe_addition(work),
         "product_error": float(abs(product - a @ b).max()),
         "copy": bool((Tensor(bytes_).contiguous().realize().numpy() == bytes_).all()),
         "windows": _memory_windows_work(),
@@ -121,7 +121,7 @@ def probe_smoke(work: ProbeSettings) -> Found:
     }
 
 
-def probe_computes(work: ProbeSettings) -> Found:
+def probe_addition(work: ProbeSettings) -> Found:
     """The device opens and adds."""
     from tinygrad import Tensor
 
@@ -158,7 +158,7 @@ def _memory_windows_work() -> bool:
     return bool((np.frombuffer(room, np.float32) == part[::-1]).all())
 
 
-def _timed_launch_error(launch: Callable[[], None]) -> Found:
+def _time_failing_launch(launch: Callable[[], None]) -> Found:
     """Wait for a launch that fails; return what tinygrad says and how long that took."""
     begun = time.perf_counter()
     try:
@@ -173,7 +173,7 @@ def probe_misaligned(work: ProbeSettings) -> Found:
     """Load a float4 from an address that is not aligned."""
     load, (out, source) = compile_cuda(MISALIGNED_SOURCE, "odd_float4"), new_buffers(4096, 4096)
     sizes = {"global_size": (1, 1, 1), "local_size": (32, 1, 1)}
-    return _timed_launch_error(lambda: load(out, source, **sizes))
+    return _time_failing_launch(lambda: load(out, source, **sizes))
 
 
 def probe_unmapped(work: ProbeSettings) -> Found:
@@ -185,7 +185,7 @@ def probe_unmapped(work: ProbeSettings) -> Found:
     buffer = gpu.allocator.alloc(4096, spec)
     gone = buffer.offset(0)
     gpu.allocator.free(buffer, 4096, spec)
-    return _timed_launch_error(lambda: store(gone, **ONE_THREAD))
+    return _time_failing_launch(lambda: store(gone, **ONE_THREAD))
 
 
 def probe_hang(work: ProbeSettings) -> Found:
@@ -197,7 +197,7 @@ def probe_hang(work: ProbeSettings) -> Found:
         queue = gpu.hw_compute_queue_t().wait(block, 1)
         queue.signal(gpu.timeline_signal, gpu.next_timeline()).submit(gpu)
 
-    return _timed_launch_error(launch)
+    return _time_failing_launch(launch)
 
 
 def time_full_ring(times_over: float, long_kernels: bool) -> Found:
@@ -216,7 +216,7 @@ def time_full_ring(times_over: float, long_kernels: bool) -> Found:
             work(out, **ONE_THREAD, vals=(loops,))
 
     def each_us(launches: int) -> float:
-        return 1e6 * launch_seconds(lambda: launch(launches)) / launches
+        return 1e6 * time_launch(lambda: launch(launches)) / launches
 
     each_us(8)
     begun = time.perf_counter()
@@ -363,7 +363,7 @@ def time_l2_reads(work: ProbeSettings) -> Found:
         read(out, source, **sizes_of, vals=(size // 16, 256 * blocks))
 
     again()
-    took = median(launch_seconds(again) for _ in range(work.amount_for_size(*LAUNCHES)))
+    took = median(time_launch(again) for _ in range(work.amount_for_size(*LAUNCHES)))
     return {"read_gb_s": size / 1e9 / took}
 
 
@@ -378,7 +378,7 @@ def time_shared_memory_kernel(work: ProbeSettings) -> Found:
     launch()
     return {
         "launch_us": 1e6
-        * median(launch_seconds(launch) for _ in range(work.amount_for_size(*LAUNCHES)))
+        * median(time_launch(launch) for _ in range(work.amount_for_size(*LAUNCHES)))
     }
 
 
@@ -391,12 +391,12 @@ def time_beside_rival(work: ProbeSettings) -> Found:
         short(out, **ONE_THREAD, vals=(64,))
 
     launch()
-    alone = median(launch_seconds(launch) for _ in range(launches))
+    alone = median(time_launch(launch) for _ in range(launches))
     # The kernels that a switch has to stop are the rival's: it goes with the same choice.
     words = (os.devnull, "rival", work.size, work.choice)
     with ChildProcess([sys.executable, "-m", "orinbench.check.device.probes", *words]) as rival:
         time.sleep(seconds / 5)
-        beside = [launch_seconds(launch) for _ in range(launches)]
+        beside = [time_launch(launch) for _ in range(launches)]
         status = rival.wait()
     worst = sorted(beside)[len(beside) * 99 // 100]
     found = {"alone_us": 1e6 * alone, "beside_us": 1e6 * median(beside), "worst_us": 1e6 * worst}
@@ -408,7 +408,7 @@ def launch_as_rival(work: ProbeSettings) -> Found:
     long, (out,) = compile_cuda(SPIN_SOURCE, "spin"), new_buffers(4096)
     loops, until = 1 << 10, time.monotonic() + work.amount_for_size(*RIVAL_SECONDS)
     while time.monotonic() < until:
-        took = launch_seconds(partial(long, out, **ONE_THREAD, vals=(loops,)))
+        took = time_launch(partial(long, out, **ONE_THREAD, vals=(loops,)))
         loops = min(loops * 2, 1 << 28) if took < 0.05 else loops
     return {}
 
@@ -423,7 +423,7 @@ def time_submits(work: ProbeSettings) -> Found:
             short(out, **ONE_THREAD, vals=(1,))
 
     row()
-    return {"submit_us": 1e6 * median(launch_seconds(row) for _ in range(5)) / launches}
+    return {"submit_us": 1e6 * median(time_launch(row) for _ in range(5)) / launches}
 
 
 def exhaust_memory(work: ProbeSettings) -> Found:
@@ -475,7 +475,7 @@ def patch_driver(choice: str) -> None:
 
 PROGRAMS = {
     "smoke": probe_smoke,
-    "computes": probe_computes,
+    "computes": probe_addition,
     "coherence": probe_coherence,
     "misaligned": probe_misaligned,
     "unmapped": probe_unmapped,

@@ -195,7 +195,7 @@ def provoke_faults(check: DeviceCheck, seconds: float) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ChoiceQuestion:
+class DriverChoiceQuestion:
     """The driver's choice and another, of one program, which has the question's name.
 
     `choice` and `variables` are the other's. `figure` decides: speeds by being larger, times by
@@ -212,17 +212,17 @@ class ChoiceQuestion:
 
 _PACKED, _ALONE = "for the blocks of an SM", "for one block"
 QUESTIONS = (
-    ChoiceQuestion("l2", "read_gb_s", "volatile", "cacheable", variables={"TEGRA_L2": "2"}),
-    ChoiceQuestion(
+    DriverChoiceQuestion("l2", "read_gb_s", "volatile", "cacheable", variables={"TEGRA_L2": "2"}),
+    DriverChoiceQuestion(
         "shared_memory", "launch_us", _PACKED, _ALONE, variables={"NV_SMEM_TARGET": "0"}
     ),
-    ChoiceQuestion("preemption", "worst_us", "CILP", "wait for idle", "wait_for_idle"),
-    ChoiceQuestion("rings", "submit_us", "cached", "write-combined", "write_combined"),
+    DriverChoiceQuestion("preemption", "worst_us", "CILP", "wait for idle", "wait_for_idle"),
+    DriverChoiceQuestion("rings", "submit_us", "cached", "write-combined", "write_combined"),
 )
 _RUN_SECONDS = 90.0
 
 
-def time_choices(check: DeviceCheck, seconds: float) -> Any:
+def time_driver_choices(check: DeviceCheck, seconds: float) -> Any:
     """Time the driver's choices, each against its alternative.
 
     The sides run as own, other, other, own, so that a drift does not look like a difference.
@@ -239,12 +239,12 @@ def time_choices(check: DeviceCheck, seconds: float) -> Any:
             if (left := until - time.monotonic()) <= 0:
                 raise StepOutOfTime(seconds, found)
             runs.append(check.try_probe(side, min(left, _RUN_SECONDS)))
-        found[question.name] = choice_comparison(question, [runs[0], runs[3]], runs[1:3])
+        found[question.name] = compare_driver_choice(question, [runs[0], runs[3]], runs[1:3])
     return found
 
 
-def choice_comparison(
-    question: ChoiceQuestion, own: Sequence[Found], other: Sequence[Found]
+def compare_driver_choice(
+    question: DriverChoiceQuestion, own: Sequence[Found], other: Sequence[Found]
 ) -> Found:
     """Return what a report has of a question: the runs, own over other, and which is better.
 
@@ -283,7 +283,7 @@ def _run_orinbench(check: DeviceCheck, seconds: float, *words: object) -> tuple[
         raise RuntimeError(ended.last_error_line) from None
 
 
-def check_engine_numbers(check: DeviceCheck, seconds: float) -> dict[str, Any]:
+def run_orinbench_check(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """`orinbench check`: the fused kernels of a synthetic 160m against the float64 reference."""
     few = ("--shape", "tiny", "-n", "1") if check.simulated else ()
     found, whole = _run_orinbench(check, seconds, "check", "--backend", "tinygrad:NV", *few)
@@ -375,8 +375,8 @@ STEPS = (
     Step("queue", 60, measure_queue, "a full ring, and what the GPU writes into a QMD"),
     Step("coherence", 30, measure_coherence, "what CPU and GPU miss of each other's stores"),
     Step("memory", 60, find_memory_limit, "where memory ends, 1 GiB before the board's"),
-    Step("performance", 300, time_choices, "the driver's choices against others, in turns"),
-    Step("check", 300, check_engine_numbers, "a model against the float64 reference"),
+    Step("performance", 300, time_driver_choices, "the driver's choices against others, in turns"),
+    Step("check", 300, run_orinbench_check, "a model against the float64 reference"),
     Step("llama-bench", 780, run_llama_bench, "tinygrad and llama.cpp, in turn"),
     Step("faults", 240, provoke_faults, "errors that are safe to provoke"),
     Step("kernel-log", 20, read_kernel_log, "what the kernel said meanwhile"),

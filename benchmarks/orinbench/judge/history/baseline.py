@@ -110,7 +110,7 @@ def _baseline_run_id(store: History, order: Sequence[int], run: int, against: st
         if order.index(run) == 0:
             raise BenchError(f"run {run}: is the first of all; name a baseline with --against")
         return order[order.index(run) - 1]
-    if (found := store.run_id_named(against)) is None:
+    if (found := store.find_run_id(against)) is None:
         raise BenchError(f"--against {against}: neither a run nor a pinned name")
     if order.index(found) >= order.index(run):
         raise BenchError(f"--against {against}: did not come before run {run}")

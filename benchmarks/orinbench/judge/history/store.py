@@ -189,7 +189,7 @@ class History:
         """Return the ids of all runs."""
         return {id_ for (id_,) in self._query_rows("SELECT id FROM runs")}
 
-    def run_id_named(self, name: str) -> int | None:
+    def find_run_id(self, name: str) -> int | None:
         """Return the run that a pinned name or a number means, None for another."""
         if (pinned := self.pinned_runs().get(name)) is not None:
             return pinned

@@ -43,7 +43,7 @@ class BackendIdentity:
 
 
 @dataclass(frozen=True)
-class Bandwidth:
+class CopyBandwidthSamples:
     """Bytes read plus bytes written per second, for each repetition."""
 
     n_bytes: int
@@ -123,7 +123,7 @@ class WarmUpCost:
 
 
 @dataclass(frozen=True)
-class PreparedCase(WarmUpCost):
+class SuiteWarmUpResult(WarmUpCost):
     """A repetition of a case of the suite, or the reason for leaving the case out."""
 
     left_out: str | None = None

@@ -135,7 +135,7 @@ class LlamaCppBackend(Backend):
         if case.text:
             self._server_command(case)
         elif case.picture:
-            self._find_mtmd_cli()
+            self._require_mtmd_cli()
         return None
 
     def time_repetition(self, case: Case, seed: int) -> Sample:
@@ -180,7 +180,7 @@ class LlamaCppBackend(Backend):
         drawn = (seed + _OTHER_TEXT, seed)
         return [one_token_request(prompt_text(model, case.n_prompt, each)) for each in drawn]
 
-    def _find_mtmd_cli(self) -> Path:
+    def _require_mtmd_cli(self) -> Path:
         binary = find_llama_program("llama-mtmd-cli", self._binary)
         if binary is None:
             raise CaseLeftOutError("no llama-mtmd-cli beside llama-bench or on PATH")
@@ -188,7 +188,7 @@ class LlamaCppBackend(Backend):
 
     def _time_encoder(self, case: Case, seed: int) -> Sample:
         """Call llama-mtmd-cli, which warms its encoder up; it has whole milliseconds."""
-        binary, arguments = self._find_mtmd_cli(), server_arguments(case.settings)
+        binary, arguments = self._require_mtmd_cli(), server_arguments(case.settings)
         with tempfile.NamedTemporaryFile(suffix=".jpg") as file:
             file.write(RandomPictures.parse(case.picture, seed).jpeg(0))
             file.flush()
@@ -214,7 +214,7 @@ class LlamaCppBackend(Backend):
         requests = self._warm_and_timed_requests(case, model, seed)
         try:
             found = time_first_text(binary, arguments, requests, self._timeout, **self._environment)
-            self._note_sm_count()
+            self._store_sm_count()
         except BenchError as error:
             raise BackendError(str(error)) from error
         if found.n_tokens != case.n_prompt and not case.picture:
@@ -233,9 +233,9 @@ class LlamaCppBackend(Backend):
     def _environment(self) -> dict[str, str]:
         return self._preload.environment if self._preload else {}
 
-    def _note_sm_count(self) -> None:
+    def _store_sm_count(self) -> None:
         if self._preload is not None:
-            self._sms = self._preload.pop_sm_count()
+            self._sms = self._preload.pop_reported_sm_count()
 
     def _engine_record(self, case: Case) -> dict[str, Any]:
         """Return what llama-bench's record of a case says of build, machine and settings."""
@@ -297,7 +297,7 @@ class LlamaCppBackend(Backend):
                 why = _failure_reason(child.error_output())
                 raise BackendError(f"{binary.name} {exit_text(status or 0)}: {why}")
         try:
-            self._note_sm_count()
+            self._store_sm_count()
         except BenchError as error:
             raise BackendError(str(error)) from error
         record = read(output.decode(errors="replace") + said)

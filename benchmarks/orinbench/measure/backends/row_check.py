@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 _GREEDY = Sampling(temperature=0)
 
 
-def check_engine_row(runner: Runner, case: Case, rows: Sequence[Ids]) -> RowCheckResult:
+def compare_engine_row_two_ways(runner: Runner, case: Case, rows: Sequence[Ids]) -> RowCheckResult:
     """Decode rows of tokens as the case does, behind its prompts; and each in another way.
 
     A case without generation is its prompt; the other way decodes the last token of it, or for a
@@ -148,7 +148,7 @@ class _DecodedRows:
             self.misdrawn += token != sample_token(logits, of.sampling, of.before, position + 1)
 
 
-def check_row_of_tinygrad_llm(
+def compare_tinygrad_llm_two_ways(
     network: TransformerExecutor, case: Case, tokens: Ids
 ) -> RowCheckResult:
     """Compute tinygrad.llm's logits behind the tokens, with a prompt of the case's and without."""

@@ -62,7 +62,7 @@ class GreenContext:
         return 0
 
 
-def limit_multiprocessors() -> GreenContext | None:
+def limit_sms_from_environment() -> GreenContext | None:
     """Let this process's tinygrad take a green context, if its environment asks for one.
 
     Comes before the device is opened. This imports tinygrad.
@@ -98,7 +98,7 @@ class GreenContextPreload:
             REPORT: str(self._report),
         }
 
-    def pop_sm_count(self) -> int:
+    def pop_reported_sm_count(self) -> int:
         """Return how many multiprocessors the last program got; forgets it.
 
         Raises BenchError, one line, where its streams were not in a green context.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from orinbench.measure.backends.backend import (
     BackendError,
     BackendIdentity,
-    Bandwidth,
+    CopyBandwidthSamples,
     FirstTokenTime,
     LoadReport,
     LoadRequest,
@@ -59,7 +59,7 @@ class DeviceBackend:
         return WorkerProcess(self.environment, self._timeout, verbose=self._verbose, say=say)
 
     @property
-    def runner(self) -> "TinygradRunner":
+    def lazy_runner(self) -> "TinygradRunner":
         """The worker's runner; the worker is started with the first use."""
         if self._worker is None:
             self._worker = self.start_worker()
@@ -147,11 +147,11 @@ class TinygradBackend(DeviceBackend):
         """Compile and capture what `case` needs; check its numbers, the first time."""
         first = case not in self._checked
         self._checked.add(case)
-        return self.runner.warm_up(case, self._prompt_text(case, 0), first)
+        return self.lazy_runner.warm_up(case, self._prompt_text(case, 0), first)
 
     def time_repetition(self, case: Case, seed: int) -> Sample:
         """Time one repetition in the worker."""
-        return self.runner.time_repetition(case, seed, self._prompt_text(case, seed))
+        return self.lazy_runner.time_repetition(case, seed, self._prompt_text(case, seed))
 
     def _prompt_text(self, case: Case, seed: int) -> str:
         asked = case.text and not case.picture
@@ -172,14 +172,16 @@ def worker_environment(
     return environment
 
 
-def measure_copy_bandwidth(device: str, timeout: float) -> Bandwidth:
+def measure_copy_bandwidth(device: str, timeout: float) -> CopyBandwidthSamples:
     """Measure the copy bandwidth of a tinygrad device, in a process whose buffers go with it.
 
     Raises BackendError if the device cannot do it.
     """
     n_bytes = CPU_COPY_BYTES if device.startswith("CPU") else GPU_COPY_BYTES
     with DeviceBackend(device, timeout) as backend:
-        return Bandwidth(n_bytes, backend.runner.measure_copy_bandwidth(n_bytes, COPY_REPETITIONS))
+        return CopyBandwidthSamples(
+            n_bytes, backend.lazy_runner.measure_copy_bandwidth(n_bytes, COPY_REPETITIONS)
+        )
 
 
 def open_failure_reason(device: str, timeout: float = 120.0) -> str | None:
@@ -187,7 +189,7 @@ def open_failure_reason(device: str, timeout: float = 120.0) -> str | None:
     with DeviceBackend(device, timeout) as backend:
         backend.environment["CCACHE"] = "0"
         try:
-            backend.runner.open_and_identify()
+            backend.lazy_runner.open_and_identify()
         except BackendError as error:
             return str(error)
     return None

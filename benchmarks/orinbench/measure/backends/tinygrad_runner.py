@@ -32,12 +32,12 @@ from orinbench.measure.backends.backend import (
     WarmUpCost,
 )
 from orinbench.measure.backends.row_check import (
-    check_engine_row,
-    check_row_of_tinygrad_llm,
+    compare_engine_row_two_ways,
     compare_row_logits,
+    compare_tinygrad_llm_two_ways,
     logits_are_finite,
 )
-from orinbench.measure.backends.sm_limit import limit_multiprocessors
+from orinbench.measure.backends.sm_limit import limit_sms_from_environment
 from orinbench.measure.backends.timed_models import (
     INCLUDED,
     RunnerExecutor,
@@ -51,7 +51,7 @@ from orinbench.measure.backends.timed_models import (
 from orinbench.measure.backends.transformer_executor import TransformerExecutor
 from orinbench.measure.environment import driver_or_l4t_version, gpu_or_board_name, package_version
 from orinbench.measure.plan import Case
-from orinbench.measure.prompt_text import prompt_tokens, tokenizer_of
+from orinbench.measure.prompt_text import tokenize_prompt, tokenizer_of
 from orinbench.measure.suite.case_timer import CaseTimer, synchronize_device
 from orinbench.measure.tinygrad_meters import TinygradMeters
 from orinbench.measure.token_sampling import case_samplings
@@ -73,7 +73,7 @@ class TinygradRunner:
     """
 
     def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
-        self._green, self._say = limit_multiprocessors(), say
+        self._green, self._say = limit_sms_from_environment(), say
         self._meters = TinygradMeters()
         self._timed: Timed | None = None
         self._file = Path()
@@ -189,22 +189,22 @@ class TinygradRunner:
         if not finite or not check:
             return warmed
         return replace(
-            warmed, checked=self._check_case(timed, case, text)
+            warmed, checked=self._compare_case_two_ways(timed, case, text)
         )  # has kernels of its own
 
-    def _check_case(self, timed: Timed, case: Case, text: str) -> RowCheckResult:
-        if case.is_encoding:
-            return self._check_picture(case)
+    def _compare_case_two_ways(self, timed: Timed, case: Case, text: str) -> RowCheckResult:
+        if case.is_picture_encoding:
+            return self._compare_encoder_with_reference(case)
         draw = random.Random(1)
         rows = [self._random_ids(draw, max(1, case.context_length)) for _ in range(case.n_parallel)]
         if text:
-            rows = [[*prompt_tokens(tokenizer_of(self._file), text)]]
+            rows = [[*tokenize_prompt(tokenizer_of(self._file), text)]]
         if case.picture:
             rows = [self._vision_model.picture_prompt(self._draw_jpeg(case))]
         if isinstance(timed, TimedScheduler):
             timed.forget_prompts()  # what slots keep is overwritten
-            return check_engine_row(timed.runner, case, rows)
-        return check_row_of_tinygrad_llm(timed, case, rows[0])
+            return compare_engine_row_two_ways(timed.runner, case, rows)
+        return compare_tinygrad_llm_two_ways(timed, case, rows[0])
 
     def _capture_graphs(self, timed: Timed, case: Case) -> None:
         """Run what the case needs until tinygrad has captured it, with a short prompt."""
@@ -236,13 +236,13 @@ class TinygradRunner:
         a prompt's ids, the prefill of `n_depth`. For a text see `_time_to_first_text`.
         """
         timed = self.loaded_model
-        if case.is_encoding:
+        if case.is_picture_encoding:
             return self._time_encoder(case)
         if isinstance(timed, TimedScheduler):
             try:
                 if case.text:
                     return self._time_to_first_text(timed, case, text)
-                return self._time_in_loop(timed, case, seed)
+                return self._time_on_scheduler(timed, case, seed)
             except NonfiniteLogitsError:
                 return Sample(1, finite=False)
         if case.n_parallel > 1:
@@ -271,7 +271,7 @@ class TinygradRunner:
             else measured
         )
 
-    def _time_in_loop(self, loop: TimedScheduler, case: Case, seed: int) -> Sample:
+    def _time_on_scheduler(self, loop: TimedScheduler, case: Case, seed: int) -> Sample:
         if case.n_parallel > loop.runner.slots:
             raise RuntimeError(
                 f"-npl {case.n_parallel}: the {loop.name} path has {loop.runner.slots} at a time"
@@ -312,7 +312,7 @@ class TinygradRunner:
         ids = (
             self._vision_model.picture_prompt(data)
             if case.picture
-            else prompt_tokens(tokenizer, text)
+            else tokenize_prompt(tokenizer, text)
         )
         if isinstance(timed, TimedScheduler):
             token = timed.time_answers([[*ids]], 1)[2][0][0]
@@ -339,7 +339,7 @@ class TinygradRunner:
         measured = self._finished_sample(time.perf_counter_ns() - start, compiled)
         return replace(measured, finite=logits_are_finite([rows]))
 
-    def _check_picture(self, case: Case) -> RowCheckResult:
+    def _compare_encoder_with_reference(self, case: Case) -> RowCheckResult:
         """Compare an encoder's rows with those in float64, on a GPU with those of the CPU's."""
         encoder = self._vision_model.encoder
         picture = encoder.make_picture(self._draw_jpeg(case))

@@ -75,7 +75,7 @@ class WorkerProcess:
             raise BackendError(self._exit_text()) from None
         except TimeoutError:
             self.close()
-            raise BackendError(f"no answer to {name} in {self._timeout:g} s (--timeout)") from None
+            raise BackendError(f"no answer from it in {self._timeout:g} s (--timeout)") from None
         kind, value = answer
         if kind == NO_NUMBERS:
             raise NonfiniteLogitsError(value)

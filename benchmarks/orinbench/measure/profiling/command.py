@@ -211,7 +211,7 @@ def _compiled_kernels_text(options: ProfileOptions, arch: str) -> str:
         name, found = str(files[0]), sass.model_launches(open_model(files[0]).path, arch)
     else:
         name = f"{options.shape} {options.quant}"
-        found = sass.synthetic_launches(options.shape, options.quant, arch)
+        found = sass.synthetic_model_launches(options.shape, options.quant, arch)
     rows = [sass.compile_launch(launch, arch) for launch in found]
     if options.output == "json":
         return json.dumps([asdict(row) for row in rows])

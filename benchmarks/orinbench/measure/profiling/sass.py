@@ -65,7 +65,9 @@ def _find_cuda_tool(name: str) -> str:
     raise BenchError(f"{name} is neither on PATH nor in a wheel; pip install {wheel}")
 
 
-def synthetic_launches(shape: str, quant: str, arch: str, sequences: int = 1) -> list["Launch"]:
+def synthetic_model_launches(
+    shape: str, quant: str, arch: str, sequences: int = 1
+) -> list["Launch"]:
     """Return each different launch of a token, and of a prompt's chunk, of a synthetic model.
 
     The model is an outline: a file with its header alone, on a disk that keeps no zeros.

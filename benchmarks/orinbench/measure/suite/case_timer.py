@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tinygrad import Device
 from tinygrad.helpers import ALLOW_TF32
 
-from orinbench.measure.backends.backend import PreparedCase, Sample
+from orinbench.measure.backends.backend import Sample, SuiteWarmUpResult
 from orinbench.measure.plan import SuiteCase
 from orinbench.measure.suite.tasks import TASKS, TimedTask
 from orinbench.measure.tinygrad_meters import TinygradMeters
@@ -50,14 +50,14 @@ class CaseTimer:
 
     def prepare_case(
         self, case: SuiteCase, seed: int, max_call_s: float, repetitions: int
-    ) -> PreparedCase:
+    ) -> SuiteWarmUpResult:
         """Make a case ready: input, three calls, the check, and how many calls a repetition has.
 
         A case of which one call takes longer than `max_call_s` is left out. What lasts a given time
         is spread over the run's `repetitions`.
         """
         if reason := self._too_slow_reason(case, max_call_s):
-            return PreparedCase(left_out=reason)
+            return SuiteWarmUpResult(left_out=reason)
         meters, start = self._meters, time.perf_counter()
         before = meters.compile_totals()
         task = TASKS[case.benchmark](dict(case.parameters), seed)
@@ -66,7 +66,7 @@ class CaseTimer:
         if case.cost:
             self._took[case.family] = (case.cost, took)
         if took > max_call_s:
-            return PreparedCase(left_out=_too_slow_text(took, max_call_s))
+            return SuiteWarmUpResult(left_out=_too_slow_text(took, max_call_s))
         checked = task.check()
         calls = self._calls_per_repetition(task, repetitions, took)
         ready = self._ready[case.label] = _ReadyCase(task, calls)
@@ -74,7 +74,7 @@ class CaseTimer:
         ready.latencies.clear()
         kernels, launches = task.kernels() if task.kernels else (None, None)
         ceiling = peak_rate_and_source(task.compute) if task.compute else None
-        return PreparedCase(
+        return SuiteWarmUpResult(
             work=task.work * ready.calls,
             calls=ready.calls,
             flops=task.flops * ready.calls,

@@ -15,17 +15,17 @@ from orinbench.judge.verdict import MIN_UNITS
 from orinbench.measure.backends.backend import (
     Backend,
     BackendIdentity,
-    Bandwidth,
     CaseLeftOutError,
-    PreparedCase,
+    CopyBandwidthSamples,
     Sample,
+    SuiteWarmUpResult,
 )
 from orinbench.measure.backends.tinygrad_backend import (
     DeviceBackend,
     measure_copy_bandwidth,
     open_failure_reason,
 )
-from orinbench.measure.board import chosen_rails
+from orinbench.measure.board import parse_rails
 from orinbench.measure.journal import Journal, journal_directory
 from orinbench.measure.plan import (
     TINYGRAD_DEVICES,
@@ -98,19 +98,19 @@ class SuiteBackend(DeviceBackend, Backend):
 
     def open_and_identify(self) -> BackendIdentity:
         """Open the device."""
-        return self.runner.open_and_identify()
+        return self.lazy_runner.open_and_identify()
 
-    def warm_up(self, case: SuiteCase) -> PreparedCase:
+    def warm_up(self, case: SuiteCase) -> SuiteWarmUpResult:
         """Make a case ready and check its result; raises CaseLeftOutError."""
         seed, repetitions = self._options.seed, self._options.repetitions
-        prepared = self.runner.suite.prepare_case(case, seed, self._max_call_s, repetitions)
+        prepared = self.lazy_runner.suite.prepare_case(case, seed, self._max_call_s, repetitions)
         if prepared.left_out is not None:
             raise CaseLeftOutError(prepared.left_out)
         return prepared
 
     def time_repetition(self, case: SuiteCase, seed: int) -> Sample:
         """Time one repetition in the worker."""
-        return self.runner.suite.time_repetition(case.label, seed)
+        return self.lazy_runner.suite.time_repetition(case.label, seed)
 
     def restart(self) -> None:
         """Let a fresh worker serve what comes; its cases must be made ready again."""
@@ -141,7 +141,7 @@ def suite_command(options: SuiteOptions) -> int:
                 talk.print_line(note)
             probe = functools.cache(lambda device: measure_copy_bandwidth(device, options.timeout))
             for name, cases in selection.items():
-                runner = _benchmark_runner(name, cases, options, probe, interrupts, journal)
+                runner = _make_plan_runner(name, cases, options, probe, interrupts, journal)
                 try:
                     partial = runner.run_plan().partial
                 except Exception:
@@ -163,11 +163,11 @@ def suite_command(options: SuiteOptions) -> int:
     return EXIT_INTERRUPTED if partial else EXIT_FAILED_ROWS if failed else 0
 
 
-def _benchmark_runner(
+def _make_plan_runner(
     benchmark: str,
     cases: Sequence[SuiteCase],
     options: SuiteOptions,
-    probe: Callable[[str], Bandwidth],
+    probe: Callable[[str], CopyBandwidthSamples],
     interrupts: Interrupts,
     journal: Journal,
 ) -> PlanRunner:
@@ -184,7 +184,7 @@ def _benchmark_runner(
         probe=probe if options.roofline and benchmark in WITH_ROOFLINE else None,
         delay=options.delay,
         cooldown=options.cooldown,
-        rails=chosen_rails(options.rails),
+        rails=parse_rails(options.rails),
         roots=Roots(),
         journal=journal,
         interrupts=interrupts,

@@ -14,8 +14,8 @@ from orinbench.check.device.claims import (
     Claim,
     ClaimCondition,
     ClaimOutcome,
+    judge_claim,
     load_claims,
-    outcome_and_reason,
 )
 from orinbench.check.device.steps import STEPS
 from orinbench.cli import orinbench
@@ -51,24 +51,23 @@ SUM = ClaimCondition(("smoke", "result", "sum"), "equals", True)
 
 
 def test_outcomes() -> None:
-    assert outcome_and_reason(claim_of(SUM), report())[0] is ClaimOutcome.CONFIRMED
+    assert judge_claim(claim_of(SUM), report())[0] is ClaimOutcome.CONFIRMED
     wrong = ClaimCondition(("smoke", "result", "arch"), "equals", "sm_90")
-    outcome, because = outcome_and_reason(claim_of(SUM, wrong), report())
+    outcome, because = judge_claim(claim_of(SUM, wrong), report())
     assert outcome is ClaimOutcome.REFUTED
     assert because == 'smoke/result/arch is "sm_87"; claimed: equals "sm_90"'
     missing = ClaimCondition(("smoke", "result", "speed"), "equals", 1)
     assert (
-        outcome_and_reason(claim_of(SUM, missing), report())[1]
-        == "the report has no smoke/result/speed"
+        judge_claim(claim_of(SUM, missing), report())[1] == "the report has no smoke/result/speed"
     )
     # A wrong claim is wrong, also where something else was not tested.
-    assert outcome_and_reason(claim_of(missing, wrong), report())[0] is ClaimOutcome.REFUTED
+    assert judge_claim(claim_of(missing, wrong), report())[0] is ClaimOutcome.REFUTED
     other = ClaimCondition(("memory", "result", "failed"), "equals", 0)
-    assert outcome_and_reason(claim_of(other), report())[1] == "memory was not taken"
+    assert judge_claim(claim_of(other), report())[1] == "memory was not taken"
     late = report(memory=step(None, "not run", "no checkout"))
-    assert outcome_and_reason(claim_of(other), late)[1] == "memory: not run: no checkout"
-    assert outcome_and_reason(claim_of(SUM, board_only=True), report())[0] is ClaimOutcome.CONFIRMED
-    simulated = outcome_and_reason(claim_of(SUM, board_only=True), report(simulated=True))
+    assert judge_claim(claim_of(other), late)[1] == "memory: not run: no checkout"
+    assert judge_claim(claim_of(SUM, board_only=True), report())[0] is ClaimOutcome.CONFIRMED
+    simulated = judge_claim(claim_of(SUM, board_only=True), report(simulated=True))
     assert simulated == (ClaimOutcome.NOT_TESTED, "only a board can show it")
 
 
@@ -87,22 +86,20 @@ def test_outcomes() -> None:
 )
 def test_operations(op: str, found: object, wanted: object, holds: bool) -> None:
     whole = report(smoke=step({"x": found}))
-    outcome = outcome_and_reason(
-        claim_of(ClaimCondition(("smoke", "result", "x"), op, wanted)), whole
-    )[0]
+    outcome = judge_claim(claim_of(ClaimCondition(("smoke", "result", "x"), op, wanted)), whole)[0]
     assert outcome is (ClaimOutcome.CONFIRMED if holds else ClaimOutcome.REFUTED)
 
 
 def test_two_values_of_a_report_are_the_same() -> None:
     sms = ("abi", "result", "characteristics", "sms")
     same = claim_of(ClaimCondition(("smoke", "result", "sms"), "same as", "/".join(sms)))
-    assert outcome_and_reason(same, report())[0] is ClaimOutcome.CONFIRMED
+    assert judge_claim(same, report())[0] is ClaimOutcome.CONFIRMED
     other = report()
     other["steps"]["smoke"]["result"]["sms"] = 8  # a driver that counts the litters
-    outcome, because = outcome_and_reason(same, other)
+    outcome, because = judge_claim(same, other)
     assert outcome is ClaimOutcome.REFUTED and because.endswith(f'"{"/".join(sms)}"')
     del other["steps"]["abi"]
-    assert outcome_and_reason(same, other) == (ClaimOutcome.NOT_TESTED, "abi was not taken")
+    assert judge_claim(same, other) == (ClaimOutcome.NOT_TESTED, "abi was not taken")
 
 
 def verify(tmp_path: Path, whole: dict[str, Any]) -> tuple[int, str]:

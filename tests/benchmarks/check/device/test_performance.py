@@ -17,8 +17,8 @@ from orinbench.check.device.probes import PROGRAMS, Found
 from orinbench.check.device.steps import (
     PROBES,
     QUESTIONS,
-    ChoiceQuestion,
     DeviceCheck,
+    DriverChoiceQuestion,
     ProbeRequest,
     StepOutOfTime,
 )
@@ -31,8 +31,8 @@ SAME = "the same within what the runs differ by"
 
 def answer(found: Sequence[Found], figure: str) -> Found:
     """The answer where the program finds these in turn: own, other, other, own."""
-    question = ChoiceQuestion("x", figure, "own", "other")
-    return steps.choice_comparison(question, [found[0], found[3]], found[1:3])
+    question = DriverChoiceQuestion("x", figure, "own", "other")
+    return steps.compare_driver_choice(question, [found[0], found[3]], found[1:3])
 
 
 def taking(own: Sequence[float], other: Sequence[float], figure: str) -> list[Found]:
@@ -93,7 +93,7 @@ def test_choices_run_in_turns_until_time_ends(monkeypatch: Patch) -> None:
         return {q.figure: 1.0 for q in QUESTIONS}
 
     monkeypatch.setattr(DeviceCheck, "try_probe", ask)
-    found = steps.time_choices(DeviceCheck(Path(), True, 0), 100)
+    found = steps.time_driver_choices(DeviceCheck(Path(), True, 0), 100)
     assert list(found) == [q.name for q in QUESTIONS]
     assert {entry["verdict"] for entry in found.values()} == {SAME}
     for at, question in enumerate(QUESTIONS):
@@ -101,7 +101,7 @@ def test_choices_run_in_turns_until_time_ends(monkeypatch: Patch) -> None:
         assert ran[4 * at : 4 * at + 4] == [own, other, other, own]
         assert own == ProbeRequest(question.name) and own.name in PROGRAMS and own != other
     with pytest.raises(StepOutOfTime) as raised:
-        steps.time_choices(DeviceCheck(Path(), True, 0), 0)
+        steps.time_driver_choices(DeviceCheck(Path(), True, 0), 0)
     assert raised.value.result == {}
 
 

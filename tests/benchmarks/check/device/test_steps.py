@@ -13,7 +13,7 @@ from tests.benchmarks.check.device.conftest import report, step
 from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check.device import steps
-from orinbench.check.device.claims import ClaimOutcome, load_claims, outcome_and_reason
+from orinbench.check.device.claims import ClaimOutcome, judge_claim, load_claims
 from orinbench.check.device.steps import DeviceCheck, ProbeRequest, StepNotPossible, StepOutOfTime
 from orinbench.child import run_command
 
@@ -111,13 +111,13 @@ def test_the_check_of_a_board_keeps_verdicts(
         sys.exit({status})
     """
     bench_of(monkeypatch, tmp_path, program)
-    found = steps.check_engine_numbers(DeviceCheck(tmp_path, False, 0), 60)
+    found = steps.run_orinbench_check(DeviceCheck(tmp_path, False, 0), 60)
     (verdict,) = found["verdicts"]
     assert verdict["said"] == "check --backend tinygrad:NV -o json"
     assert verdict["DEV"] == "TEGRA+NV" and verdict["passed"] == passed
     (claim,) = [claim for claim in load_claims() if claim.id == "numbers.fused"]
     taken = report(check=step(found))
-    assert (outcome_and_reason(claim, taken)[0] is ClaimOutcome.CONFIRMED) == passed
+    assert (judge_claim(claim, taken)[0] is ClaimOutcome.CONFIRMED) == passed
 
 
 def test_a_check_of_a_board_that_finds_nothing(
@@ -125,10 +125,10 @@ def test_a_check_of_a_board_that_finds_nothing(
 ) -> None:
     bench_of(monkeypatch, tmp_path, "import sys; print([]); sys.exit(1)")
     with pytest.raises(RuntimeError, match="did not answer"):
-        steps.check_engine_numbers(check, 60)
+        steps.run_orinbench_check(check, 60)
     bench_of(monkeypatch, tmp_path, "import time; time.sleep(600)")
     with pytest.raises(StepOutOfTime):
-        steps.check_engine_numbers(check, 1)
+        steps.run_orinbench_check(check, 1)
 
 
 def test_llama_bench_asks_for_what_a_board_can_do(tmp_path: Path, monkeypatch: Patch) -> None:

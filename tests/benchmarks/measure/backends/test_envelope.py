@@ -63,14 +63,14 @@ def test_a_programs_streams_are_in_a_green_context(run: Run, tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (0, "16\n")
     preload = GreenContextPreload(14, tmp_path)
     assert run(preload).stdout == "16\n"  # what was granted, not what was asked
-    assert preload.pop_sm_count() == 16
+    assert preload.pop_reported_sm_count() == 16
     plain = run(preload, LD_PRELOAD="")
     assert plain.stdout == "132\n"
     with pytest.raises(BenchError, match="made no stream through libcudart"):
-        preload.pop_sm_count()
+        preload.pop_reported_sm_count()
     assert run(preload, FAKE_NO_STREAM="1").returncode == 0
     with pytest.raises(BenchError, match="so it used the whole GPU"):
-        preload.pop_sm_count()
+        preload.pop_reported_sm_count()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_goes_wrong_is_one_line(
     preload = GreenContextPreload(16, tmp_path)
     assert run(preload, **variables).returncode == 3
     with pytest.raises(BenchError, match=f"^{says}$"):
-        preload.pop_sm_count()
+        preload.pop_reported_sm_count()
 
 
 def test_a_compiler_that_is_missing_or_fails(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -103,8 +103,8 @@ def test_a_compiler_that_is_missing_or_fails(tmp_path: Path, monkeypatch: Patch)
 
 
 PLANNED = """
-from orinbench.measure.backends.sm_limit import limit_multiprocessors
-green = limit_multiprocessors()
+from orinbench.measure.backends.sm_limit import limit_sms_from_environment
+green = limit_sms_from_environment()
 from orinllm.gpu.device import gemv_blocks_per_sm, multiprocessor_count
 print(multiprocessor_count("CUDA"), green.sms, gemv_blocks_per_sm("CUDA"))
 """

@@ -16,7 +16,7 @@ from orinbench.check.reference import Reference
 from orinbench.check.row_result_gate import require_row_passed, row_check_text
 from orinbench.errors import CheckFailed
 from orinbench.measure.backends.backend import RowCheckResult, WarmUpCost
-from orinbench.measure.backends.row_check import check_engine_row, logits_are_finite
+from orinbench.measure.backends.row_check import compare_engine_row_two_ways, logits_are_finite
 from orinbench.measure.backends.timed_models import TimedScheduler, load_runner
 from orinbench.measure.plan import Case
 from orinbench.measure.results import LaneResult, RunResult
@@ -82,20 +82,20 @@ class Faulty:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 def test_two_ways_agree_and_faults_do_not(least_path: Path, case: Case) -> None:
     runner, rows = load_runner(str(least_path), 128), rows_of(case)
-    right = check_engine_row(runner, case, rows)
+    right = compare_engine_row_two_ways(runner, case, rows)
     assert right.finite and right.error < 0.01
     since = case.context_length - 1
     for fault in ("prompt", "decoded") if case.context_length > 1 else ():
-        wrong = check_engine_row(cast(Any, Faulty(runner, fault, since)), case, rows)
+        wrong = compare_engine_row_two_ways(cast(Any, Faulty(runner, fault, since)), case, rows)
         assert wrong.finite and wrong.error > 0.5
-    none = check_engine_row(cast(Any, Faulty(runner, "none", since)), case, rows)
+    none = compare_engine_row_two_ways(cast(Any, Faulty(runner, "none", since)), case, rows)
     assert not none.finite
     assert not logits_are_finite([np.array([0.0, np.inf], np.float32)]) and logits_are_finite([])
 
 
 def test_the_other_way_cuts_prompts_elsewhere(least_path: Path) -> None:
     runner, case = cast(Any, Faulty(load_runner(str(least_path), 128), "", 0)), Case(100, 0, 0)
-    check_engine_row(runner, case, rows_of(case))
+    compare_engine_row_two_ways(runner, case, rows_of(case))
     assert runner.filled == [(0, 64), (64, 83)]  # the first way's only piece has the last token
 
 
@@ -106,7 +106,7 @@ def test_a_batch_is_compared_with_its_sequences_alone(
 
     runner = FusedRunner(load_emulated(tiny_path, 64, pages=8), 2)
     case = Case(0, 1, 2, n_parallel=2)
-    found = check_engine_row(runner, case, rows_of(case))
+    found = compare_engine_row_two_ways(runner, case, rows_of(case))
     assert found.finite and found.error < 0.05 and found.against == "the same sequences alone"
 
     # What is timed draws at random there, too.
@@ -120,7 +120,7 @@ def test_a_batch_is_compared_with_its_sequences_alone(
         def last_logits(self) -> Any:
             return np.array(self._real.last_logits())[::-1]
 
-    swapped = check_engine_row(cast(Any, Swapped(runner, "", 0)), case, rows_of(case))
+    swapped = compare_engine_row_two_ways(cast(Any, Swapped(runner, "", 0)), case, rows_of(case))
     assert swapped.error > 0.5
 
     # Every token reads a page that nobody has written, or one of the other sequence's.
@@ -132,7 +132,7 @@ def test_a_batch_is_compared_with_its_sequences_alone(
         runner = FusedRunner(runner.executor, 2)
         stays = stale([1, 2]) == [[7], [7]]
         of = replace(case, n_depth=10) if stays else case  # else what is read is written, too
-        found = check_engine_row(runner, of, rows_of(of))
+        found = compare_engine_row_two_ways(runner, of, rows_of(of))
         assert found.error > 0.5 and (found.mixed > 0.5) != stays
 
 
@@ -159,7 +159,7 @@ def test_a_stale_page_of_a_long_text_shows(
         monkeypatch.setattr(FusedExecutor, "set_pages", placed)
     runner = FusedRunner(load_emulated(tiny_path, 192, pages=4), 1)
     case = Case(0, 2, 140)
-    found = check_engine_row(runner, case, rows_of(case))
+    found = compare_engine_row_two_ways(runner, case, rows_of(case))
     assert found.error > 0.5 if fault else found.error < 0.05
 
 
@@ -170,7 +170,7 @@ def test_each_sequence_of_a_batch_has_states_of_its_own(emulation: None, tmp_pat
     write_synthetic(tmp_path / "m.gguf", "tiny-lfm2", "F16", 0)
     executor = load_emulated(tmp_path / "m.gguf", 64, pages=8, slots=(2, 0))
     runner, case = FusedRunner(executor, 2), Case(0, 1, 2, n_parallel=2)
-    found = check_engine_row(runner, case, rows_of(case))
+    found = compare_engine_row_two_ways(runner, case, rows_of(case))
     assert found.finite and found.error < 0.01
     assert TimedScheduler(runner).recurrent
 
@@ -178,7 +178,7 @@ def test_each_sequence_of_a_batch_has_states_of_its_own(emulation: None, tmp_pat
 @pytest.mark.parametrize("sampling", ["", "temperature=0", "temperature=1,top_k=0,top_p=1,min_p=0"])
 def test_tokens_are_drawn_as_the_row_says(least_path: Path, sampling: str) -> None:
     runner, case = load_runner(str(least_path), 128), Case(0, 12, 4, sampling=sampling)
-    right = check_engine_row(runner, case, rows_of(case))
+    right = compare_engine_row_two_ways(runner, case, rows_of(case))
     assert (right.misdrawn, right.drawn) == (0, 12)
 
     class Other(Faulty):
@@ -189,7 +189,7 @@ def test_tokens_are_drawn_as_the_row_says(least_path: Path, sampling: str) -> No
             order = np.argsort(-np.array(self._real.last_logits()[0]))
             return [DrawnTokens(int(order[int(sampling == "temperature=0")]))]
 
-    wrong = check_engine_row(cast(Any, Other(runner, "", 0)), case, rows_of(case))
+    wrong = compare_engine_row_two_ways(cast(Any, Other(runner, "", 0)), case, rows_of(case))
     assert wrong.misdrawn > 6
 
 

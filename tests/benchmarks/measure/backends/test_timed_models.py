@@ -15,7 +15,7 @@ from orinbench.measure.backends import tinygrad_runner
 from orinbench.measure.backends.timed_models import TimedScheduler, n_kernels_and_launches
 from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.plan import Case
-from orinbench.measure.prompt_text import prompt_text, prompt_tokens, tokenizer_of
+from orinbench.measure.prompt_text import prompt_text, tokenize_prompt, tokenizer_of
 from orinbench.measure.tinygrad_meters import TinygradMeters
 from orinllm.batching.runner import StepRow
 from orinllm.choose.sampling import DrawnTokens
@@ -143,7 +143,7 @@ def test_a_text_after_drawn_tokens_is_answered_greedily(
     assert fake.rows[0].draw.sampling.temperature == 0.7
     runner.time_repetition(Case(6, 0, 0, text=True), 0, text)
     assert fake.rows[0].draw.sampling.is_greedy
-    ids = prompt_tokens(tokenizer_of(tiny_path), text)
+    ids = tokenize_prompt(tokenizer_of(tiny_path), text)
     assert fake.calls[-3:] == ["sync", ("begin", ids, 0), "token"]
     with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
         runner.time_repetition(Case(7, 0, 0, text=True), 0, text)

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.measure.backends.backend import BackendError, PreparedCase
+from orinbench.measure.backends.backend import BackendError, SuiteWarmUpResult
 from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.measure.plan import SuiteCase
 from orinbench.measure.suite import case_timer
@@ -22,7 +22,7 @@ from orinbench.measure.suite.cases import CASES, UNITS, select_cases
 from orinbench.measure.suite.tasks import WrongResultError, require_close
 from orinbench.show.table import time_text
 
-Prepare = Callable[..., PreparedCase]
+Prepare = Callable[..., SuiteWarmUpResult]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def worker(environment: dict[str, str]) -> Iterator[WorkerProcess]:
 
 def prepared_by(
     worker: WorkerProcess, case: SuiteCase, max_call_s: float = 120.0, **changed: Any
-) -> PreparedCase:
+) -> SuiteWarmUpResult:
     """The answer of a worker that has made a case ready."""
     return worker.runner.suite.prepare_case(replace(case, **changed), 7, max_call_s, 2)
 

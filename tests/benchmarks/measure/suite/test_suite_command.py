@@ -19,10 +19,10 @@ from orinbench.judge.schema import FIELDS
 from orinbench.measure.backends.backend import (
     BackendError,
     BackendIdentity,
-    Bandwidth,
     CaseLeftOutError,
-    PreparedCase,
+    CopyBandwidthSamples,
     Sample,
+    SuiteWarmUpResult,
     WarmUpCost,
 )
 from orinbench.measure.plan import Lane, SuiteCase
@@ -56,7 +56,7 @@ class FakeSuiteBackend:
     def warm_up(self, case: SuiteCase) -> WarmUpCost:
         self._note(f"warm up {case.label}")
         on_gpu = self.device != "CPU"
-        return PreparedCase(
+        return SuiteWarmUpResult(
             seconds=1.0,
             repetition_s=0.5,
             compile_s=0.1,
@@ -97,7 +97,7 @@ def fake(monkeypatch: Patch, tmp_path: Path) -> Fakes:
     monkeypatch.setattr(command, "SuiteBackend", Fake)
     monkeypatch.setattr(command, "open_failure_reason", {"NV": "no GPU"}.get)
     monkeypatch.setattr(
-        command, "measure_copy_bandwidth", lambda device, timeout: Bandwidth(1, [2000.0])
+        command, "measure_copy_bandwidth", lambda device, timeout: CopyBandwidthSamples(1, [2000.0])
     )
     return Fake
 
@@ -156,9 +156,9 @@ def test_the_roofline_is_measured_once_a_device_and_only_where_it_counts(
 ) -> None:
     asked: list[str] = []
 
-    def probe(device: str, timeout: float) -> Bandwidth:
+    def probe(device: str, timeout: float) -> CopyBandwidthSamples:
         asked.append(device)
-        return Bandwidth(1, [1000.0])
+        return CopyBandwidthSamples(1, [1000.0])
 
     monkeypatch.setattr(command, "measure_copy_bandwidth", probe)
     flags = ("--device", "CUDA,CPU", "-r", "1")

@@ -75,7 +75,7 @@ def launches(quant: str, arch: str) -> list[Launch]:
     found = {
         kind_of(launch): launch
         for shape, sequences in cases
-        for launch in sass.synthetic_launches(shape, quant, arch, sequences)
+        for launch in sass.synthetic_model_launches(shape, quant, arch, sequences)
         if quant == "Q6_K"
         or launch.file in ("joined.cu", "gemv.cu", "gemm.cu", "batch.cu", "embed.cu")
     }
@@ -169,7 +169,7 @@ def test_registers_and_spills(quant: str, arch: str, tmp_path: Path) -> None:
 
 def test_what_a_product_is_added_to_is_read_before_it() -> None:
     """Memory is waited for once, and not for the one behind the other."""
-    kernels = sass.synthetic_launches("1b", "Q6_K", "sm_87")
+    kernels = sass.synthetic_model_launches("1b", "Q6_K", "sm_87")
     (kernel,) = (kernel for kernel in kernels if kernel.name.startswith("joined_"))
     assert kernel.name.startswith("joined_qkv_attention_out_gate_up_down_")
     ptx = NVRTCCompiler("sm_87", ptx=True, cache_key="none").compile(kernel.cuda_source).decode()
