@@ -96,7 +96,7 @@ class AllocatedPieces:
         with self.lock:
             self.submissions.setdefault(token, deque(maxlen=KEPT)).append(self.moment)
 
-    def take_submission_moment(self, token: int) -> int:
+    def pop_submission_moment(self, token: int) -> int:
         """The moment of the token's oldest submission that was not asked for yet, else now."""
         with self.lock:
             known = self.submissions.get(token)
@@ -109,17 +109,17 @@ class AllocatedPieces:
         has written there is not written by that."""
         if not self.keeps_writes:
             return
-        extent = self.piece_at(va, when)
-        if extent is not None and extent.wrote is not None:
-            words = extent.wrote[(va - extent.va) // WORD : -(-(va + size - extent.va) // WORD)]
+        piece = self.piece_at(va, when)
+        if piece is not None and piece.wrote is not None:
+            words = piece.wrote[(va - piece.va) // WORD : -(-(va + size - piece.va) // WORD)]
             held = self.piece_at(source, when) if source else None
-            if held is None or held.wrote is None or (va - extent.va - source + held.va) % WORD:
+            if held is None or held.wrote is None or (va - piece.va - source + held.va) % WORD:
                 words[:] = True
             else:
                 first = (source - held.va) // WORD
                 words |= held.wrote[first : first + len(words)]
-            if extent.wrote.all():
-                extent.wrote = None
+            if piece.wrote.all():
+                piece.wrote = None
 
     def piece_at(self, va: int, when: int | None = None) -> AllocatedPiece | None:
         """The piece that holds `va`."""
@@ -127,9 +127,9 @@ class AllocatedPieces:
             when = self.moment if when is None else when
             at = bisect_right(self.starts, va)
             for start in reversed(self.starts[max(0, at - _BACK) : at]):
-                for extent in reversed(self.pieces[start]):
-                    if extent.born <= when < extent.died and va < extent.end:
-                        return extent
+                for piece in reversed(self.pieces[start]):
+                    if piece.born <= when < piece.died and va < piece.end:
+                        return piece
             return None
 
     def ever_had_piece_in(self, va: int, end: int) -> bool:
@@ -161,5 +161,5 @@ class AllocatedPieces:
             return "bounds", f"{va:#x} is in no buffer"
 
 
-EXTENTS = AllocatedPieces()
+ALLOCATED_PIECES = AllocatedPieces()
 """The process's pieces; the allocator hook enters them."""

@@ -122,6 +122,6 @@ class Module:
         if not at:
             raise SimError(f"{value.nbytes} bytes: more than the GPU has left")
         self.server.arena[at - BASE :][: value.nbytes] = value.reshape(-1).view(np.uint8)
-        self.server.extents.note_non_kernel_write(at, value.nbytes)
+        self.server.allocated.note_non_kernel_write(at, value.nbytes)
         buffers.append((value, at))
         return struct.pack("<Q", at)

@@ -93,17 +93,17 @@ def run_python_program(command: tuple[str, ...], quiet: bool, **values: Any) -> 
     options = Options(**values | {"sanitize": parse_checks(",".join(values["sanitize"]))})
     for spec in options.inject:
         Injection.parse(spec)
-    argv = require_python_argv(command)
+    argv = resolve_python_argv(command)
     compiler_commands()  # a kernel that cannot run would be found much later
     _require_memfd()
     for path in filter(None, (options.record, options.report)):
         _require_writable_file(path)
     with tempfile.TemporaryDirectory(prefix="nvgpusim-") as directory:
         status = _run_process(argv, options, directory)
-        return _report_and_status(options, Path(directory), status, quiet, command)
+        return _exit_status_after_reporting(options, Path(directory), status, quiet, command)
 
 
-def require_python_argv(command: tuple[str, ...]) -> list[str]:
+def resolve_python_argv(command: tuple[str, ...]) -> list[str]:
     """The argv to start; raises SimError when it is not a Python program."""
     if not command:
         raise SimError("no command: expected nvgpusim [options] -- python3 script.py")
@@ -189,7 +189,7 @@ def _run_process(argv: list[str], options: Options, directory: str) -> int:
     return status
 
 
-def _report_and_status(
+def _exit_status_after_reporting(
     options: Options, directory: Path, status: int, quiet: bool, command: tuple[str, ...]
 ) -> int:
     entries = [
@@ -221,7 +221,7 @@ def _report_and_status(
     for line in idle:
         click.echo(line, err=True)
     if options.strict and status == 0:
-        return STRICT_EXIT if any(map(_is_suspicious, used)) else int(bool(idle))
+        return STRICT_EXIT if any(map(_fails_strict_run, used)) else int(bool(idle))
     return status
 
 
@@ -240,7 +240,7 @@ def _never_fired_lines(entries: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _is_suspicious(entry: dict[str, Any]) -> bool:
+def _fails_strict_run(entry: dict[str, Any]) -> bool:
     unknown = ("dispatch.unknown", "dispatch.not-modelled", "nvmap.unknown", "profile.read-all-sm")
     return bool(entry["faults"] or entry["notes"] or any(r in entry["rules"] for r in unknown))
 

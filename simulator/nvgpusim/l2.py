@@ -138,7 +138,7 @@ def reset_board_l2(policy: str, seed: int) -> None:
     _board = L2Cache(policy, seed)
 
 
-def lines_of_buffer(buf: DmaBuf) -> BufferLines:
+def get_or_make_buffer_lines(buf: DmaBuf) -> BufferLines:
     """The lines of a buffer, from now on kept by the board."""
     global _count
     if buf.lines is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .memory import Mapping
 
 
-def address_of(array: Any) -> int:
+def array_address(array: Any) -> int:
     """Address of an array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address
@@ -34,12 +34,12 @@ class MappingsTable:
             return self.rows
         rows = []
         for m in maps:
-            memory = m.mapped_memory
+            memory, writable = m.mapped_memory, int(not m.read_only)
             if len(memory) == m.size:
                 kept, state = 0, 0
                 if m.lines is not None:
-                    kept = address_of(m.lines.kept) + m.buf_offset
-                    state = address_of(m.lines.line_states) + m.buf_offset // LINE
-                rows.append((m.va, m.size, address_of(memory), kept, state, int(not m.read_only)))
+                    kept = array_address(m.lines.kept) + m.buf_offset
+                    state = array_address(m.lines.line_states) + m.buf_offset // LINE
+                rows.append((m.va, m.size, array_address(memory), kept, state, writable))
         self.seen, self.rows = (maps, moves), np.array(rows, np.uint64).reshape(-1, 6)
         return self.rows

@@ -195,7 +195,7 @@ class DmaBuf:
         self.pinned, self.foreign = address, True
         self.array = np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(address))
 
-    def keep_pinned_content(self) -> None:
+    def detach_from_client_pages(self) -> None:
         """Keep the content of pinned pages that the client is about to unmap."""
         if self.pinned is not None:
             self.array, self.pinned = self.array.copy(), None
@@ -248,7 +248,7 @@ class Mapping:
 
     def __post_init__(self) -> None:
         if l2.board_l2().keeps_mapping_lines(self.flags, self.kernel):
-            self.lines = l2.lines_of_buffer(self.buf)
+            self.lines = l2.get_or_make_buffer_lines(self.buf)
 
     def gpu_bytes(
         self, start: int, size: int, state: int = l2.KEPT, past: bool = False
@@ -303,7 +303,7 @@ class GpuAddressSpace:
         self._of: dict[DmaBuf, list[Mapping]] = {}
         self._table: tuple[NDArray[np.uint64], NDArray[np.uint64], list[Mapping]] | None = None
         self._known: tuple[list[int], list[Mapping]] | None = None
-        self._extents = MappingsTable()
+        self._table_for_c = MappingsTable()
         self._gone: deque[UnmappedRange] = deque(maxlen=self.HISTORY)
 
     # kernel side
@@ -354,7 +354,7 @@ class GpuAddressSpace:
 
     def mapping_rows(self) -> NDArray[np.uint64]:
         """Return the mappings as compiled kernels read them (see `MappingsTable`)."""
-        return self._extents.rows_of_mappings(
+        return self._table_for_c.rows_of_mappings(
             (self._known or self._make_snapshot())[1], DmaBuf.moves
         )
 

@@ -53,13 +53,13 @@ class CudaRunner:
             status = _run_captured([str(goal), *arguments], server, out)
             text = out.read_text(errors="replace")
         self.findings = [Finding.from_line(text) for text in server.findings]
-        _fail_on_findings(self.findings, status, text)
+        _fail_on_findings_or_status(self.findings, status, text)
         return text
 
 
 def _run_captured(argv: list[str], server: object, out: Path) -> int:
     """Run a program with its stdout in a file; the exit status."""
-    from .cuda.command import run_program
+    from .cuda.program_runner import run_program
     from .cuda.server import CudaServer
 
     assert isinstance(server, CudaServer)
@@ -74,7 +74,7 @@ def _run_captured(argv: list[str], server: object, out: Path) -> int:
             os.close(kept)
 
 
-def _fail_on_findings(findings: list[Finding], status: int, text: str) -> None:
+def _fail_on_findings_or_status(findings: list[Finding], status: int, text: str) -> None:
     for finding in findings:
         places = "".join(f"\n  {file}:{line}" for file, line in finding.places)
         pytest.fail(f"{finding.message}{places}", pytrace=False)
@@ -109,7 +109,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         command, cwd=pyfuncitem.config.rootpath, capture_output=True, text=True, check=False
     )
     notes = [line for line in done.stderr.splitlines() if line.startswith("nvgpusim: note: ")]
-    _fail_on_findings(
+    _fail_on_findings_or_status(
         [Finding.from_line(line.removeprefix("nvgpusim: note: ")) for line in notes], 0, ""
     )
     if done.returncode:

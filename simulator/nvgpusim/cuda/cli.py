@@ -46,7 +46,7 @@ def _run_and_summarize(
     argv: tuple[str, ...], sanitize: str, warps: int | None, report: Path | None
 ) -> int:
     """Run a program; print the summary; the exit status."""
-    from .command import run_program
+    from .program_runner import run_program
     from .server import CudaServer
 
     server = CudaServer(frozenset(parse_checks(sanitize, CUDA_CHECKS)), warps)

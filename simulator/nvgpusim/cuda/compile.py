@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import SimError
 from ..options import cache_directory
-from .command import build_stand_in, cuda_include_folder
+from .program_runner import build_stand_in, cuda_include_folder
 
 GENERATED = ("-no-compress", "-gencode", "arch=compute_87,code=compute_87", "-lineinfo")
 

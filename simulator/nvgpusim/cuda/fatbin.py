@@ -21,7 +21,7 @@ def ptx_of(data: bytes) -> str:
     """The PTX of a fat binary, or PTX that is there by itself. Raises NoPtxError."""
     if len(data) < 16 or struct.unpack_from("<I", data)[0] != MAGIC:
         if b".version" in data.split(b"\0", 1)[0]:
-            return _ptx_text(data)
+            return _text_until_nul(data)
         raise NoPtxError("neither a fat binary nor PTX")
     _, _, header, size = struct.unpack_from("<IHHQ", data)
     at, end, found = header, header + size, 0
@@ -33,7 +33,7 @@ def ptx_of(data: bytes) -> str:
         if kind == PTX:
             if packed:
                 raise NoPtxError("its PTX is compressed: compile with nvcc -no-compress")
-            return _ptx_text(data[at + head : at + head + padded])
+            return _text_until_nul(data[at + head : at + head + padded])
         at += head + padded
     raise NoPtxError(
         f"no PTX among its {found} images: compile with nvcc -gencode "
@@ -41,6 +41,6 @@ def ptx_of(data: bytes) -> str:
     )
 
 
-def _ptx_text(data: bytes) -> str:
+def _text_until_nul(data: bytes) -> str:
     """PTX up to its end; what is not ASCII may stand in comments and file names only."""
     return data.split(b"\0", 1)[0].decode(errors="replace")

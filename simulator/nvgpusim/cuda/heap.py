@@ -24,7 +24,7 @@ class DeviceHeap:
 
     start: int
     end: int
-    extents: AllocatedPieces
+    allocated: AllocatedPieces
     pieces: dict[int, tuple[int, str]] = field(default_factory=dict)
     rooms: dict[int, int] = field(default_factory=dict)
     freed: deque[int] = field(default_factory=deque)
@@ -42,15 +42,15 @@ class DeviceHeap:
                 return 0
             self.freed.remove(at)
         self.pieces[at] = size, line
-        self.extents.add_piece(at, size, "malloc", line)
+        self.allocated.add_piece(at, size, "malloc", line)
         return at
 
     def free_or_explain(self, at: int, line: str) -> str:
         """Take memory back; what is wrong with the address, "" for nothing."""
         if at not in self.pieces:
-            where = self.extents.piece_at(at)
-            return f"{at:#x} inside {where}" if where else self.extents.miss_kind_and_text(at)[1]
+            where = self.allocated.piece_at(at)
+            return f"{at:#x} inside {where}" if where else self.allocated.miss_kind_and_text(at)[1]
         del self.pieces[at]
         self.freed.append(at)
-        self.extents.end_piece(at, line or "free")
+        self.allocated.end_piece(at, line or "free")
         return ""

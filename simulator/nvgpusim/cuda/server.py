@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..allocated_pieces import AllocatedPieces
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from ..options import CHECKS as KERNEL_CHECKS
-from ..ptx import KernelCode, KernelFault, Launch, PtxError, PtxModule, compile_kernel, parse
+from ..ptx import KernelCode, KernelFault, Launch, PtxError, PtxModule, parse, translate_kernel
 from ..ptx.sanitizer.sanitize import Sanitizer
 from .fatbin import NoPtxError, ptx_of
 from .heap import DEFAULT_BYTES, DeviceHeap
@@ -77,9 +77,9 @@ class CudaServer:
         os.ftruncate(self.fd, SIZE)
         self.pages = mmap.mmap(self.fd, SIZE)
         self.arena: NDArray[np.uint8] = np.frombuffer(self.pages, np.uint8)
-        self.vm, self.extents = GpuAddressSpace("the program"), AllocatedPieces()
+        self.vm, self.allocated = GpuAddressSpace("the program"), AllocatedPieces()
         kernel_checks = checks & {*KERNEL_CHECKS}
-        self.watch = Sanitizer(kernel_checks, self.extents) if kernel_checks else None
+        self.watch = Sanitizer(kernel_checks, self.allocated) if kernel_checks else None
         self.warps, self.fine = warps, bool(kernel_checks) or warps is not None
         self.late, self.leaks, self.gaps = "calls" in checks, "leaks" in checks, 0
         self.lines, self.frames = SourceLines(), tuple[int, ...]()
@@ -119,7 +119,7 @@ class CudaServer:
     def malloc(self, size: int, name: str = "", fresh: bool = True) -> int:
         """The address of `size` bytes, 0 where there is no room."""
         if start := self._allocate_pages(size, name or "buffer"):
-            self.extents.add_piece(
+            self.allocated.add_piece(
                 start, size, name or "buffer", "" if name else self.call_line, fresh
             )
         return start
@@ -156,12 +156,14 @@ class CudaServer:
         """Give memory back; its address comes again."""
         mapping = self.mappings.pop(va, None)
         if mapping is None:
-            where = self.extents.piece_at(va)
-            what = f"{va:#x} is inside {where}" if where else self.extents.miss_kind_and_text(va)[1]
+            where = self.allocated.piece_at(va)
+            what = (
+                f"{va:#x} is inside {where}" if where else self.allocated.miss_kind_and_text(va)[1]
+            )
             self.add_finding(f"calls: cudaFree of what is no buffer: {what}", here=True)
             return INVALID
         self.vm.remove_mapping(mapping, "cudaFree")
-        self.extents.end_piece(va, self.call_line or "cudaFree")
+        self.allocated.end_piece(va, self.call_line or "cudaFree")
         if mapping.end - va <= SMALL:
             self.pages.madvise(mmap.MADV_REMOVE, va - BASE, mapping.end - va)
         insort(self.free_runs, (va, mapping.end + PAGE))
@@ -231,7 +233,7 @@ class CudaServer:
         kernel = loaded.module.kernels[name]
         if (module, name) not in self.known:
             try:
-                code = compile_kernel(loaded.module, kernel, self.fine, self.warps is not None)
+                code = translate_kernel(loaded.module, kernel, self.fine, self.warps is not None)
             except PtxError as error:
                 self.report_unsupported(f"kernel {name}: a gap of the simulator: {error}")
                 return NOT_SUPPORTED, b""
@@ -254,16 +256,16 @@ class CudaServer:
 
     # calls
 
-    def copy_error(self, to: int, source: int, size: int) -> int:
+    def copy_error_code(self, to: int, source: int, size: int) -> int:
         """Refuse a copy or memset whose device memory is not all of one buffer."""
         for va, verb in ((to, "writes"), (source, "reads")):
-            extent = self.extents.piece_at(va) if va else None
-            if not va or (extent is not None and va + size <= extent.end):
+            piece = self.allocated.piece_at(va) if va else None
+            if not va or (piece is not None and va + size <= piece.end):
                 continue
-            if extent is not None:
-                what = f"{va + size - extent.end} bytes past the end of {extent}"
+            if piece is not None:
+                what = f"{va + size - piece.end} bytes past the end of {piece}"
             else:
-                what = self.extents.miss_kind_and_text(va)[1]
+                what = self.allocated.miss_kind_and_text(va)[1]
             self.add_finding(f"calls: a copy or memset {verb} {size} bytes: {what}", here=True)
             return INVALID
         if to and source and max(to, source) < min(to, source) + size:
@@ -271,29 +273,29 @@ class CudaServer:
             self.add_finding(text, here=True)
         return 0
 
-    def record_buffer_use(self, a: tuple[int, ...], data: bytes) -> None:
+    def on_stream_memory_operation(self, a: tuple[int, ...], data: bytes) -> None:
         """A copy or memset has been done: (address, bytes, whether written, stream, the source in
         device memory or 0), its clock."""
         if a[2] in (TAKEN, GIVEN):
             mapping = self.mappings.get(a[0])
             if mapping is not None:
                 what = "cudaMallocAsync" if a[2] == TAKEN else "cudaFreeAsync"
-                self._record_operation(
+                self._record_operation_and_races(
                     what, a[3], data, [touched_by_copy(a[0], mapping.buf.size, True)]
                 )
             if a[2] == GIVEN:
                 self.free(a[0])
             return
         if a[2]:
-            self.extents.note_non_kernel_write(a[0], a[1], source=a[4])
-        self._record_operation(
+            self.allocated.note_non_kernel_write(a[0], a[1], source=a[4])
+        self._record_operation_and_races(
             f"a copy or memset at {self.call_line}",
             a[3],
             data,
             [touched_by_copy(a[0], a[1], a[2] > 0)],
         )
 
-    def _record_operation(
+    def _record_operation_and_races(
         self, what: str, stream: int, clock: bytes, touches: list[TouchedBytes]
     ) -> None:
         self.operations.add(stream)
@@ -305,12 +307,12 @@ class CudaServer:
 
     def report_host_access(self, va: int, shared: int) -> None:
         """The program itself touched memory that is the GPU's, or that work under way uses."""
-        extent = self.extents.piece_at(va)
+        piece = self.allocated.piece_at(va)
         if shared:
-            what = f"{va:#x} ({extent})" if extent else f"{va:#x}, pinned memory"
+            what = f"{va:#x} ({piece})" if piece else f"{va:#x}, pinned memory"
             text = f"the host touches {what} while work on it may be under way: it has to wait"
         else:
-            what = str(extent or self.extents.miss_kind_and_text(va)[1])
+            what = str(piece or self.allocated.miss_kind_and_text(va)[1])
             text = f"the host touches device memory: {what}"
         self.add_finding(f"calls: {text}", here=True)
 
@@ -320,9 +322,9 @@ class CudaServer:
             return
         lost: dict[tuple[str, str], list[int]] = {}
         for va in self.mappings:
-            extent = self.extents.piece_at(va)
-            if extent is not None and extent.name == "buffer":
-                lost.setdefault((extent.line, "buffers"), []).append(extent.end - extent.va)
+            piece = self.allocated.piece_at(va)
+            if piece is not None and piece.name == "buffer":
+                lost.setdefault((piece.line, "buffers"), []).append(piece.end - piece.va)
         for line, size in self.pinned.values():
             lost.setdefault((line, "pinned buffers"), []).append(size)
         for size, line in self.heap.pieces.values() if self.heap else ():
@@ -335,9 +337,9 @@ class CudaServer:
 
     # launches
 
-    def launch_error(self, a: tuple[int, ...]) -> int:
+    def launch_error_code(self, a: tuple[int, ...]) -> int:
         """The error of a launch that cannot be, 0 if it can."""
-        grid, block, dynamic = _unpack_sizes(a)
+        grid, block, dynamic = _unpack_launch_sizes(a)
         if a[0] & LOW >= len(self.kernels):
             return NO_KERNEL
         code = self.kernels[a[0] & LOW][1]
@@ -363,9 +365,9 @@ class CudaServer:
 
     def run_launch(self, a: tuple[int, ...], data: bytes) -> int:
         """Run a grid to its end; an error of CUDA's, 0 for none. `data`: parameters, clock."""
-        if error := self.launch_error(a):
+        if error := self.launch_error_code(a):
             return error
-        grid, block, dynamic = _unpack_sizes(a)
+        grid, block, dynamic = _unpack_launch_sizes(a)
         params, clock = data[: -4 * STREAMS], data[-4 * STREAMS :]
         loaded, code = self.kernels[a[0] & LOW]
         # what the launch asks for begins at a multiple of 16
@@ -402,14 +404,14 @@ class CudaServer:
         if several and self.watch is not None:
             places = {id(m.buf): va for va, m in self.mappings.items()}
             touches = touched_by_launch(self.watch, places)
-            self._record_operation(f"kernel {name}", a[4] >> 56, clock, touches)
+            self._record_operation_and_races(f"kernel {name}", a[4] >> 56, clock, touches)
         sys.stdout.flush()
         return error
 
     def _make_heap(self) -> None:
         """Kernels' heap: as large as the program has asked for before the first that uses it."""
         if self.heap is None and (at := self._allocate_pages(self.heap_bytes, "heap")):
-            self.heap = DeviceHeap(at, at + self.heap_bytes, self.extents)
+            self.heap = DeviceHeap(at, at + self.heap_bytes, self.allocated)
 
     def _run_catching_faults(self, launch: Launch, name: str) -> int:
         try:
@@ -438,14 +440,14 @@ class CudaServer:
         if op == LAUNCH:
             return self.run_launch(a, data), b""
         if op == CHECK:
-            return self.launch_error(a), b""
+            return self.launch_error_code(a), b""
         if op == MALLOC:
             at = self.malloc(a[0], fresh=not a[1])  # the CPU's stores are not seen
             return (0 if at else NO_MEMORY), struct.pack("<Q", at)
         if op == FREE:
             return self.free(a[0]), b""
         if op == COPY:
-            return self.copy_error(a[0], a[1], a[2]), b""
+            return self.copy_error_code(a[0], a[1], a[2]), b""
         if op == INFO:
             return 0, struct.pack("<Q", sum(end - start for start, end in self.free_runs))
         if op == LIMIT:
@@ -465,7 +467,7 @@ class CudaServer:
             self.add_finding(f"calls: {data.decode(errors='replace')}", here=True)
             return 0, b""
         if op in (TOUCHED, HOST):
-            self.record_buffer_use(a, data) if op == TOUCHED else self.report_host_access(
+            self.on_stream_memory_operation(a, data) if op == TOUCHED else self.report_host_access(
                 a[0], a[1]
             )
             return 0, b""
@@ -487,7 +489,7 @@ TOGETHER = 1 << 31
 """Beside the dynamic shared memory that a launch may have: its blocks wait for each other."""
 
 
-def _unpack_sizes(
+def _unpack_launch_sizes(
     a: tuple[int, ...],
 ) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
     """Grid, block and dynamic shared bytes of a request."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from .. import locks
-from ..allocated_pieces import EXTENTS
+from ..allocated_pieces import ALLOCATED_PIECES
 from ..memory import DmaBuf
 from ..options import Options
 from .call_trace import IoctlCapture, TraceWriter
@@ -208,7 +208,7 @@ class Simulation:
         self.seam.install()
         for name, hook in locks.gc_replacements_for_client().items():
             self.seam.replace_attribute(gc, name, hook)
-        EXTENTS.keeps_writes = "init" in self.options.watched_checks
+        ALLOCATED_PIECES.keeps_writes = "init" in self.options.watched_checks
         programs.install_hooks()
         Simulation.current = self
         atexit.register(Simulation.write_report_and_stop)
@@ -237,7 +237,7 @@ class Simulation:
         """Take the seam out again (for tests)."""
         self.seam.remove()
         self.kernel.stop_and_close_fds()
-        EXTENTS.keeps_writes = True
+        ALLOCATED_PIECES.keeps_writes = True
         Simulation.current = None
 
 

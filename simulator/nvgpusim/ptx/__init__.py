@@ -1,10 +1,10 @@
 """PTX: parse it, compile it to C, run grids of it."""
 
-from .compile import KernelCode, compile_kernel
 from .launch import Launch, LocalMemory, make_local_memory
 from .parser.parse import parse
 from .parser.syntax import Kernel, PtxError, PtxModule
 from .state import KernelFault
+from .translate import KernelCode, translate_kernel
 
 __all__ = [
     "Kernel",
@@ -14,7 +14,7 @@ __all__ = [
     "LocalMemory",
     "PtxError",
     "PtxModule",
-    "compile_kernel",
     "make_local_memory",
     "parse",
+    "translate_kernel",
 ]  # fmt: skip

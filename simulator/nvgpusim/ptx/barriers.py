@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import BlockEnding
 from .parser.syntax import Operand
 from .state import ChunkState, Lanes, merged_lanes
+from .translate import BlockEnding
 
 if TYPE_CHECKING:
     from .run import ChunkRun, Front
@@ -46,7 +46,7 @@ class BlockBarriers:
         if uneven.any():
             lane = int(np.flatnonzero(uneven)[0])
             what = f"a barrier for {int(counts[lane])} threads: no multiple of 32"
-            raise self.run.sync_fault(what, instr, lane)
+            raise self.run.make_sync_fault(what, instr, lane)
         if ending.kind == "arrive":
             if st.shadow is not None:
                 st.shadow.on_barrier_arrival(lanes, numbers)
@@ -78,10 +78,10 @@ class BlockBarriers:
                 del self.arrived[key]
                 continue
             kept = st.m
-            self.let_lanes_pass(self.lanes_to_release())
+            self.let_lanes_pass(self.take_lanes_to_release())
             st.m = kept
 
-    def lanes_to_release(self) -> NDArray[np.bool_]:
+    def take_lanes_to_release(self) -> NDArray[np.bool_]:
         """Lanes whose barriers are complete."""
         st = self.run.st
         live = np.ones(st.n, bool) if st.live is None else st.live
@@ -130,14 +130,14 @@ class BlockBarriers:
     def release_or_fail(self) -> None:
         """Nobody can run: complete the barriers that are complete, or report why none is."""
         st = self.run.st
-        passing = self.lanes_to_release()
+        passing = self.take_lanes_to_release()
         if not passing.any():
             if self.run.meeting or self.run.waiting:
                 self.run.raise_if_lanes_wait()
             _, lanes, _, _, ending = self.parked[0]
             st.m = lanes
             what = "a barrier never completes: the other threads of the block wait elsewhere"
-            raise self.run.sync_fault(what, ending.instr)
+            raise self.run.make_sync_fault(what, ending.instr)
         self.let_lanes_pass(passing)
 
     def let_lanes_pass(self, passing: NDArray[np.bool_]) -> None:

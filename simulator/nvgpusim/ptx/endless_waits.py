@@ -54,8 +54,8 @@ class EndlessWaits:
 
     def raise_if_endless(self) -> None:
         """Let each group go on alone. Raises KernelFault if all of them wait for ever."""
-        stuck, looks = self.run_each_group_alone()
-        if not stuck:
+        looks = self.find_endless_wait_reads()
+        if looks is None:
             self.stuck_at = None
             return
         self.stuck_at = self.stuck_at or self.since
@@ -64,13 +64,13 @@ class EndlessWaits:
             return
         # Only now: a clock that went on before would end waits that another group is to end.
         self.run.launch.later += HOUR_NS
-        stuck, looks = self.run_each_group_alone()
-        if stuck:
+        looks = self.find_endless_wait_reads()
+        if looks is not None:
             raise self.deadlock_fault(looks) if looks else self.endless_loop_fault()
         self.stuck_at = None
 
-    def run_each_group_alone(self) -> tuple[bool, list[Any]]:
-        """True if no group gets on, and what they looked at."""
+    def find_endless_wait_reads(self) -> list[Any] | None:
+        """What the groups look at, each alone for a while; None if one of them gets on."""
         run = self.run
         self.ripe, self.judging = False, True
         fronts = run.fronts or [run.groups]
@@ -85,20 +85,15 @@ class EndlessWaits:
             at, lanes = todo.pop()
             run.groups = {at: lanes}
             stuck = self.runs_back_to_same_state(at, lanes, looks)
-            self.merge_groups(left, run.groups)
+            found, run.groups = run.groups, left
+            for place, some in found.items():
+                run.push_lanes(place, some)
         self.judging = False
         run.groups = kept
         for at, lanes in [*todo, *left.items()]:
             run.push_lanes(at, lanes)
         self.since, self.after = time.monotonic(), run.launch.steps + FIRST
-        return stuck and bool(left or looks), looks
-
-    def merge_groups(self, left: dict[int, Lanes | None], groups: dict[int, Lanes | None]) -> None:
-        """Put groups beside others that are at the same places."""
-        kept, self.run.groups = self.run.groups, left
-        for at, lanes in groups.items():
-            self.run.push_lanes(at, lanes)
-        self.run.groups = kept
+        return looks if stuck and (left or looks) else None
 
     def runs_back_to_same_state(self, at: int, lanes: Lanes | None, looks: list[Any]) -> bool:
         """True if the group is again where it was and has changed nothing."""
@@ -142,7 +137,7 @@ class EndlessWaits:
         """The fault of a loop that looks at nothing."""
         at, self.run.st.m = next(iter(self.run.groups.items()))
         what = f"sync: an endless loop of {self.run.st.active_count()} threads"
-        return self.run.sync_fault(what, next(iter(self.run.blocks[at].instrs), None))
+        return self.run.make_sync_fault(what, next(iter(self.run.blocks[at].instrs), None))
 
     def deadlock_fault(self, looks: list[Any]) -> KernelFault:
         """The fault of those who wait: at what, and where."""
@@ -168,7 +163,7 @@ class EndlessWaits:
         if st.n < launch.grid_thread_count:
             what += " (blocks that start later cannot help: they wait for room)"
         st.m = np.array([looks[0][2]])
-        return self.run.sync_fault(what, instrs[looks[0][0]])
+        return self.run.make_sync_fault(what, instrs[looks[0][0]])
 
 
 def _memory_word_text(st: ChunkState, space: str, where: int) -> str:
@@ -177,8 +172,8 @@ def _memory_word_text(st: ChunkState, space: str, where: int) -> str:
     if space == "s":
         names = [(v, k) for k, v in launch.code.shared.items() if v <= where]
         return f"shared {max(names)[1]}+{where - max(names)[0]}" if names else f"shared {where:#x}"
-    extent = None if launch.watch is None else launch.watch.piece_at(where)
-    return f"{where:#x}" if extent is None else f"{where:#x} (+{where - extent.va} in {extent})"
+    piece = None if launch.watch is None else launch.watch.piece_at(where)
+    return f"{where:#x}" if piece is None else f"{where:#x} (+{where - piece.va} in {piece})"
 
 
 def _have_same_bits(before: list[Any], now: list[Any]) -> bool:

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import Access, MmuFault
-from .compile import MASKED, WHOLE
 from .native.tensor import wmma_matrix_shape
 from .operands import InstructionInKernel, state_space
 from .parser.syntax import Instr
 from .spaces import raise_if_access_wrong
 from .state import ChunkState, KernelFault, Lanes
+from .translate import MASKED, WHOLE
 
 
 def instruction_in_kernel(st: ChunkState, instr: Instr) -> InstructionInKernel:
@@ -59,7 +59,7 @@ def access_fault(st: ChunkState, instr: Instr, lane: int, at: int, copied: bool)
     return fault
 
 
-def raise_if_lanes_apart(st: ChunkState, instr: Instr) -> None:
+def raise_if_lanes_missing(st: ChunkState, instr: Instr) -> None:
     """Look at the lanes that are to do something together. Raises KernelFault."""
     kept, st.m = st.m, st.lanes_passing_guard(instr)
     try:

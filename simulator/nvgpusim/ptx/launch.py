@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import KernelCode
 from .fault_causes import warp_ballot
-from .native.machine import KEPT, NativeChunk, native_kernel_of
+from .native.machine import KEPT, NativeChunk, get_or_compile_kernel
 from .operands import Value
 from .run import ChunkRun
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
 from .state import UNWRITTEN, ChunkState, GpuMemory, KernelFault, KernelHeap
+from .translate import KernelCode
 
 if TYPE_CHECKING:
     from .sanitizer.sanitize import Sanitizer
@@ -253,7 +253,7 @@ class Launch:
         self, ids: NDArray[np.int64], threads: int, rng: np.random.Generator | None
     ) -> None:
         """Run some blocks, in memory of a chunk that has ended, where there is one like it."""
-        native = native_kernel_of(self.code)
+        native = get_or_compile_kernel(self.code)
         shape = self.grid, self.block, self.ntid, self.nctaid
         key = shape, self.shared_bytes, self.workspace, ids.tobytes()
         machine = native.idle.pop(key, None)

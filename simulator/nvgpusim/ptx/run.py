@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .barriers import BlockBarriers
-from .compile import BARRIER, CALLS, EVENT, MASKED, BlockEnding, CodeBlock
 from .endless_waits import EndlessWaits
-from .fault_causes import access_fault, raise_if_lanes_apart, warp_ballot
+from .fault_causes import access_fault, raise_if_lanes_missing, warp_ballot
 from .host_calls import serve_host_call
 from .native.machine import ARRIVALS, LOOK, NO_LIMIT, ROOM, SOURCE, WHOLE, WRONG, NativeChunk
 from .parser.syntax import Instr
 from .state import KernelFault, Lanes, merged_lanes
+from .translate import BARRIER, CALLS, EVENT, MASKED, BlockEnding, CodeBlock
 
 PATIENCE = 256
 """Pieces of code that a group may run while others wait behind it."""
@@ -63,7 +63,7 @@ class ChunkRun:
                 self.progress.raise_if_endless()
             self.choose_front()
             if not self.groups:
-                if self.resume_warp_waiters():
+                if self.try_resume_warp_waiters():
                     continue
                 if not self.barriers.parked:
                     self.raise_if_lanes_wait()
@@ -143,7 +143,7 @@ class ChunkRun:
             if self.progress.is_wait_check_due():
                 self.push_lanes(at, self.st.m)
                 return
-            if self.set_group_aside_if_due(at, left):
+            if self.try_set_group_aside(at, left):
                 return
 
     # steps of the current group: they return the block where it goes on, or None if it is no more
@@ -202,7 +202,7 @@ class ChunkRun:
             return None
         if block.ending.kind == "warp":
             return self.execute_guarded_barrier(at, block.ending)
-        raise_if_lanes_apart(self.st, block.instrs[0])
+        raise_if_lanes_missing(self.st, block.instrs[0])
         return self.run_in_c(at, True)
 
     def fault_found_by_c(self) -> Exception:
@@ -231,7 +231,7 @@ class ChunkRun:
             self.launch.add_finding(st, f"{what} threads arrive together", who)
         st.m = kept
 
-    def set_group_aside_if_due(self, at: int, left: int) -> bool:
+    def try_set_group_aside(self, at: int, left: int) -> bool:
         """Set the current group aside at block `at` where it is another one's turn."""
         if self.progress.judging:
             self.push_lanes(at, self.st.m)
@@ -246,7 +246,7 @@ class ChunkRun:
         self.push_lanes(at, self.st.m)
         return True
 
-    def sync_fault(self, what: str, instr: Instr | None, lane: int = 0) -> KernelFault:
+    def make_sync_fault(self, what: str, instr: Instr | None, lane: int = 0) -> KernelFault:
         """A fault of synchronization in the current group."""
         fault = KernelFault(0, what, lane)
         fault.kind = "sync"
@@ -343,7 +343,7 @@ class ChunkRun:
         if ((masks & own) == 0).any():
             lane = int(np.flatnonzero((masks & own) == 0)[0])
             what = f"membermask {int(masks[lane]):#x} misses the executing lane"
-            raise self.sync_fault(what, ending.instr, lane)
+            raise self.make_sync_fault(what, ending.instr, lane)
         here = warp_ballot(st, np.ones(len(lanes), bool))
         alive = self.launch.warp_alive_masks(st)
         if not (masks & ~here & alive).any():
@@ -356,10 +356,10 @@ class ChunkRun:
         known = self.waiting.get(at + 1)
         both = lanes if known is None else merged_lanes(known[0], lanes)
         self.waiting[at + 1] = both, ending.instr
-        self.release_warp_barriers()
+        self.try_release_warp_barriers()
         return None
 
-    def release_warp_barriers(self) -> bool:
+    def try_release_warp_barriers(self) -> bool:
         """Let the lanes go whose mask is complete among those that wait; whether any could."""
         st = self.st
         lanes = np.unique(np.concatenate([w for w, _ in self.waiting.values()]))
@@ -392,13 +392,13 @@ class ChunkRun:
     def release_waiting_lanes(self) -> None:
         """Lanes that wait for each other go on where all of them are there."""
         if self.waiting or self.meeting:
-            self.resume_warp_waiters()
-        if self.barriers.parked and (passing := self.barriers.lanes_to_release()).any():
+            self.try_resume_warp_waiters()
+        if self.barriers.parked and (passing := self.barriers.take_lanes_to_release()).any():
             self.barriers.let_lanes_pass(passing)
 
-    def resume_warp_waiters(self) -> bool:
+    def try_resume_warp_waiters(self) -> bool:
         """Nobody can run: lanes may have left for which others wait."""
-        if self.waiting and self.release_warp_barriers():
+        if self.waiting and self.try_release_warp_barriers():
             self.give_pushed_to_first_front()
             return True
         for at, lanes in list(self.meeting.items()):
@@ -432,11 +432,11 @@ class ChunkRun:
                     f"membermask {int(masks[0]):#x} names lanes {int(missing[0]):#x} that do not "
                     f"execute this instruction together with it"
                 )
-            raise self.sync_fault(what, instr)
+            raise self.make_sync_fault(what, instr)
         for lanes, instr in self.waiting.values():
             st.m = lanes
             mask = int(self.masks[lanes[0]])
-            raise self.sync_fault(
+            raise self.make_sync_fault(
                 f"not all lanes of membermask {mask:#x} reach this barrier", instr
             )
 

@@ -74,8 +74,8 @@ class GpuMemory(Protocol):
         ...
 
 
-class CompiledKernel(Protocol):
-    """A kernel as its instructions see it: `compile.KernelCode`."""
+class TranslatedKernel(Protocol):
+    """A kernel as its instructions see it: `translate.KernelCode`."""
 
     kernel: Kernel
     module: PtxModule
@@ -93,7 +93,7 @@ class CompiledKernel(Protocol):
 
 
 class KernelHeap(Protocol):
-    """GpuMemory that kernels' malloc gives."""
+    """Memory that kernels' malloc gives."""
 
     def malloc(self, size: int, line: str) -> int:
         """The address of `size` bytes that nobody has written, 0 where there is no room."""
@@ -123,7 +123,7 @@ class GridLaunch(Protocol):
     later: int
 
     @property
-    def code(self) -> CompiledKernel:
+    def code(self) -> TranslatedKernel:
         """The kernel that runs."""
         ...
 

@@ -19,8 +19,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from nvgpusim.cuda.command import build_stand_in, cuda_include_folder
 from nvgpusim.cuda.compile import GENERATED, nvcc_path
+from nvgpusim.cuda.program_runner import build_stand_in, cuda_include_folder
 from nvgpusim.options import cache_directory
 
 LIST = Path(__file__).with_suffix(".txt")

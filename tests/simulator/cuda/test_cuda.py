@@ -15,9 +15,9 @@ from tests.patches.conftest import wheel_file
 from tests.simulator.ptx.machine import kernel
 
 from nvgpusim.allocated_pieces import AllocatedPieces
-from nvgpusim.cuda.command import build_stand_in, cuda_include_folder
 from nvgpusim.cuda.fatbin import MAGIC, NoPtxError, ptx_of
 from nvgpusim.cuda.heap import DeviceHeap
+from nvgpusim.cuda.program_runner import build_stand_in, cuda_include_folder
 from nvgpusim.cuda.server import (
     BAD_SIZE,
     BASE,

@@ -9,7 +9,7 @@ import pytest
 from tests.patches.conftest import wheel_file
 from tests.simulator.cuda.test_cuda import FLAGS, run
 
-from nvgpusim.cuda.command import build_stand_in
+from nvgpusim.cuda.program_runner import build_stand_in
 from nvgpusim.cuda.server import SIZE, CudaServer
 from nvgpusim.cuda.source_lines import SourceLines
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.simulator.ptx.flat import FlatMemory
 
-from nvgpusim.ptx import KernelCode, KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx import KernelCode, KernelFault, Launch, parse, translate_kernel
 
 HEAD = """.version 8.0
 .target sm_87, debug
@@ -38,7 +38,7 @@ ret;
 def code_of(text: str) -> KernelCode:
     """Kernel k of a module."""
     module = parse(text)
-    return compile_kernel(module, module.kernels["k"])
+    return translate_kernel(module, module.kernels["k"])
 
 
 def run(text: str, threads: int = 32, blocks: int = 1, data: Any = None, **options: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.machine import STORE, code_of, fails, kernel, run
 
-from nvgpusim.ptx import Launch, compile_kernel, parse
+from nvgpusim.ptx import Launch, parse, translate_kernel
 from nvgpusim.ptx.native.c_file import c_source
 
 # control flow
@@ -177,7 +177,7 @@ mov.u32 %r2, 0xFFFFFFFF; and.b32 %r3, %r30, 1; setp.eq.u32 %p0, %r3, 1; add.cc.u
 def orders(body: str, shared: str, threads: int = 128) -> set[tuple[int, ...]]:
     """Results of a kernel under eight drawn orders of its warps."""
     module = parse(kernel(body, shared))
-    fine = compile_kernel(module, module.kernels["k"], True)
+    fine = translate_kernel(module, module.kernels["k"], True)
     out = set()
     for seed in range(8):
         memory = FlatMemory()

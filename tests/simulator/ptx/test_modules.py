@@ -11,7 +11,7 @@ import pytest
 from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.machine import HEAD, STORE, fails, kernel, run
 
-from nvgpusim.ptx import KernelFault, Launch, PtxError, compile_kernel, parse
+from nvgpusim.ptx import KernelFault, Launch, PtxError, parse, translate_kernel
 
 
 def test_calls_are_inlined() -> None:
@@ -38,7 +38,7 @@ def test_recursion_and_unknown_functions_are_refused() -> None:
     ):  # fmt: skip
         module = parse(text)
         with pytest.raises(PtxError, match=what):
-            compile_kernel(module, module.kernels["k"])
+            translate_kernel(module, module.kernels["k"])
 
 
 def test_trap_names_the_place() -> None:
@@ -74,7 +74,7 @@ def test_trap_names_the_place() -> None:
 def test_unknown_forms_say_line_and_text(body: str, text: str) -> None:
     with pytest.raises(PtxError) as caught:
         module = parse(kernel(body))
-        compile_kernel(module, module.kernels["k"])
+        translate_kernel(module, module.kernels["k"])
     assert text in str(caught.value)
     assert "PTX line" in str(caught.value)
 
@@ -95,7 +95,7 @@ def test_bad_modules(text: str, what: str) -> None:
     with pytest.raises(PtxError, match=what):
         module = parse(HEAD + text)
         for entry in module.kernels.values():
-            compile_kernel(module, entry)
+            translate_kernel(module, entry)
 
 
 # the language around
@@ -105,10 +105,10 @@ def test_a_kernel_that_cannot_be_read_refuses_itself() -> None:
     bad = ".visible .entry bad(.param .u64 x) { .reg .v4 .b32 %v; { ret; } }\n.visible .entry worse() { mov.u32 `; }\n"
     module = parse(kernel(f"mov.u32 %r1, 4; {STORE}", bad))
     assert set(module.kernels) == {"bad", "worse", "k"}
-    compile_kernel(module, module.kernels["k"])
+    translate_kernel(module, module.kernels["k"])
     for name, what in (("bad", "vector registers"), ("worse", "cannot read")):
         with pytest.raises(PtxError, match=rf"PTX line \d: {what}.*kernel {name}"):
-            compile_kernel(module, module.kernels[name])
+            translate_kernel(module, module.kernels[name])
 
 
 def test_special_registers_of_the_environment() -> None:
@@ -140,7 +140,7 @@ call.uni (back), vprintf, (p0, p1); ld.param.b32 %n, [back+0]; }"""
     module = parse(text)
     memory = FlatMemory()
     at = memory.add(np.frombuffer(module.variables["form"].data, np.uint8))
-    code = compile_kernel(module, module.kernels["k"])
+    code = translate_kernel(module, module.kernels["k"])
     Launch(
         code, memory, (1, 1, 1), (32, 1, 1), {0: bytes(0x180)}, symbols={"form": at}
     ).run_all_blocks()
@@ -157,7 +157,7 @@ st.param.b32 [p2], 12; st.param.b64 [p3], %f; st.param.b64 [p4], 1; call.uni __a
     module = parse(text)
     memory = FlatMemory()
     at = memory.add(np.frombuffer(b"x > 0".ljust(32, b"\0"), np.uint8))
-    code = compile_kernel(module, module.kernels["k"])
+    code = translate_kernel(module, module.kernels["k"])
     with pytest.raises(KernelFault, match="x > 0:12: x > 0: Assertion `x > 0' failed") as caught:
         Launch(
             code, memory, (1, 1, 1), (32, 1, 1), {0: bytes(0x180)}, symbols={"form": at}
@@ -220,7 +220,7 @@ def test_damaged_text_is_refused_in_one_line() -> None:
         try:
             module = parse(text)
             for entry in module.kernels.values():
-                compile_kernel(module, entry)
+                translate_kernel(module, entry)
         except PtxError as error:
             refused += 1
             assert "\n" not in str(error)

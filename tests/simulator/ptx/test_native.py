@@ -20,7 +20,7 @@ from nvgpusim import l2
 from nvgpusim.compilers import NoCompilerError
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import DmaBuf, Mapping, MmuFault
-from nvgpusim.ptx import KernelCode, KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx import KernelCode, KernelFault, Launch, parse, translate_kernel
 from nvgpusim.ptx.native import build
 
 THREADS, BLOCKS = 64, 3
@@ -415,7 +415,7 @@ def test_atomics() -> None:
 xor.b32 %r1, %r5, %r4; red.global.add.u64 [%in+56], %i; atom.global.cas.b32 %r6, [%in+52], %r28, %r4; add.u32 %r1, %r1, %r6; {STORE}"""
     text = kernel(body)
     module = parse(text)
-    code, memory = compile_kernel(module, module.kernels["k"]), FlatMemory()
+    code, memory = translate_kernel(module, module.kernels["k"]), FlatMemory()
     out = memory.add(np.zeros(4 * 128, np.uint8))
     into = memory.add(np.arange(16, dtype=np.uint32).view(np.uint8))
     bank = bytes(0x160) + out.to_bytes(8, "little") + into.to_bytes(8, "little") + bytes(8)

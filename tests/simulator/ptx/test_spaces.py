@@ -9,7 +9,7 @@ from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.machine import HEAD, STORE, fails, kernel, run
 
 from nvgpusim.memory import MmuFault
-from nvgpusim.ptx import Launch, compile_kernel, parse
+from nvgpusim.ptx import Launch, parse, translate_kernel
 
 
 def test_param_struct_special_registers_and_constants() -> None:
@@ -24,7 +24,7 @@ mov.u32 %r3, %lanemask_ge; mov.u32 %r4, %lanemask_gt; xor.b32 %r3, %r3, %r4; mov
 add.u32 %r1, %r1, %r3; mov.u32 %r3, %lanemask_le; mov.u32 %r4, %clock; membar.gl; fence.acq_rel.gpu; nanosleep.u32 100; prefetch.global.L2 [%in]; {STORE}"""
     text = kernel(body, extra)
     module = parse(text)
-    code = compile_kernel(module, module.kernels["k"])
+    code = translate_kernel(module, module.kernels["k"])
     memory = FlatMemory()
     out = memory.add(np.zeros(4096, np.uint8))
     bank = bytes(0x160) + out.to_bytes(8, "little") + bytes(8) + bytes(range(8))

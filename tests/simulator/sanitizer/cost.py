@@ -19,7 +19,7 @@ from tests.simulator.sanitizer.test_attacks import ATTACKS, MODULE
 
 from nvgpusim.options import CHECKS
 from nvgpusim.orin.gpu import bench
-from nvgpusim.ptx import KernelCode, Launch, compile_kernel, parse
+from nvgpusim.ptx import KernelCode, Launch, parse, translate_kernel
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 TURNS, WARM = 15, 3
@@ -45,10 +45,10 @@ N = 4 * bench.N**2
 
 def matmul(codes: dict[Sanitizer | None, KernelCode], watch: Sanitizer) -> Make:
     """The product of the bench."""
-    vm, extents = FlatMemory(), watch.extents
+    vm, allocated = FlatMemory(), watch.allocated
     at = [vm.add(np.zeros(N, np.uint8)) for _ in "cab"]
     for va in at:
-        extents.add_piece(va, N, fresh=va == at[0])
+        allocated.add_piece(va, N, fresh=va == at[0])
     bank = {0: bytes(0x160) + struct.pack("<3Q", *at)}
     return lambda who: Launch(codes[who], vm, (bench.N, 2, 1), (128, 1, 1), bank, watch=who)
 
@@ -62,7 +62,7 @@ def ratio(case: Case | None) -> tuple[float, float, float, float]:
     kernel, (vm, buf) = source.kernels[name], memory()
     watch = Sanitizer(frozenset(CHECKS))
     spent: dict[Sanitizer | None, list[float]] = {None: [], watch: []}
-    codes = {who: compile_kernel(source, kernel, who is not None, False) for who in spent}
+    codes = {who: translate_kernel(source, kernel, who is not None, False) for who in spent}
 
     def planted(who: Sanitizer | None) -> Launch:
         assert case is not None

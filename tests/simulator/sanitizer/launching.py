@@ -14,7 +14,7 @@ from nvgpusim import l2
 from nvgpusim.allocated_pieces import AllocatedPieces
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from nvgpusim.options import CHECKS
-from nvgpusim.ptx import Kernel, KernelCode, KernelFault, Launch, PtxModule, compile_kernel, parse
+from nvgpusim.ptx import Kernel, KernelCode, KernelFault, Launch, PtxModule, parse, translate_kernel
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 HERE = Path(__file__).resolve().parent
@@ -40,7 +40,7 @@ def module() -> PtxModule:
 @lru_cache
 def code(kernel: str, fine: bool = True, turns: bool = False) -> KernelCode:
     """A kernel, compiled."""
-    return compile_kernel(module(), module().kernels[kernel], fine, turns)
+    return translate_kernel(module(), module().kernels[kernel], fine, turns)
 
 
 def memory(flags: int = 0) -> tuple[GpuAddressSpace, DmaBuf]:
@@ -51,7 +51,7 @@ def memory(flags: int = 0) -> tuple[GpuAddressSpace, DmaBuf]:
     return vm, buf
 
 
-def arguments(kernel: Kernel, case: Case, extents: AllocatedPieces, buf: DmaBuf) -> bytes:
+def arguments(kernel: Kernel, case: Case, allocated: AllocatedPieces, buf: DmaBuf) -> bytes:
     """Kernel parameters, and what the host does before the launch."""
     at, out = BASE, bytearray()
     for variable, text in zip(kernel.params.values(), case.args.split(), strict=True):
@@ -66,17 +66,17 @@ def arguments(kernel: Kernel, case: Case, extents: AllocatedPieces, buf: DmaBuf)
         else:
             wrote, _, whole = (text[2:] or "8").partition("/")
             size = int(whole or wrote)
-            extents.add_piece(at, size, f"buffer {variable.name[-1]}", "test.py:1")
+            allocated.add_piece(at, size, f"buffer {variable.name[-1]}", "test.py:1")
             if kind in "ipz":
-                extents.note_non_kernel_write(at, int(wrote))
+                allocated.note_non_kernel_write(at, int(wrote))
             data = buf.array[at - BASE : at - BASE + int(wrote)]
             if kind in "ip":
                 data[:] = np.arange(-(-int(wrote) // 4), dtype="<i4").view(np.uint8)[: int(wrote)]
             if kind == "w":
-                extents.note_non_kernel_write(at, 8)
+                allocated.note_non_kernel_write(at, 8)
                 data[:8] = np.frombuffer(struct.pack("<Q", 0x123456789000), np.uint8)
             if kind == "f":
-                extents.end_piece(at, "test.py:2")
+                allocated.end_piece(at, "test.py:2")
             out += struct.pack("<Q", at)
             at += -(-size // STEP) * STEP + STEP
     return bytes(out)
@@ -86,8 +86,8 @@ def prepare(
     kernel: KernelCode, case: Case, vm: GpuAddressSpace, buf: DmaBuf, watch: Sanitizer | None
 ) -> Launch:
     """A launch that is ready to run; `watch` knows its buffers."""
-    extents = watch.extents if watch is not None else AllocatedPieces()
-    bank = bytes(0x160) + arguments(kernel.kernel, case, extents, buf)
+    allocated = watch.allocated if watch is not None else AllocatedPieces()
+    bank = bytes(0x160) + arguments(kernel.kernel, case, allocated, buf)
     bx, _, by = case.block.partition(",")
     return Launch(
         kernel, vm, (case.grid, 1, 1), (int(bx), int(by or 1), 1), {0: bank},

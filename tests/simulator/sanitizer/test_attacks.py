@@ -8,7 +8,7 @@ import pytest
 from tests.simulator.sanitizer import launching
 from tests.simulator.sanitizer.cases import Case
 
-from nvgpusim.ptx import compile_kernel, parse
+from nvgpusim.ptx import parse, translate_kernel
 
 ATTACKS = [
     Case("w_async_group", "race", "i:512 u:256", "64"),
@@ -76,7 +76,7 @@ def test_a_vectors_last_element_counts_if_it_is_used(
     last: int, found: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = parse(WIDE.replace("KERNEL", "k").replace("LAST", str(last)))
-    code = compile_kernel(module, module.kernels["k"], True)
+    code = translate_kernel(module, module.kernels["k"], True)
     monkeypatch.setattr(launching, "module", lambda: module)
     monkeypatch.setattr(launching, "code", lambda *_: code)
     assert launching.run(Case("k", "", "u:12 i:28", "1"), None).kinds == found
@@ -90,7 +90,7 @@ def test_every_kernel_is_launched() -> None:
 def test_wrong_is_found_and_right_is_not_accused(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes = [compile_kernel(MODULE, MODULE.kernels[case.kernel], True, n) for n in (False, True)]
+    codes = [translate_kernel(MODULE, MODULE.kernels[case.kernel], True, n) for n in (False, True)]
     monkeypatch.setattr(launching, "code", lambda kernel, fine, turns: codes[turns])
     for seed in (None, 1, 2, 3):
         found = launching.run(case, seed)

@@ -19,7 +19,7 @@ from nvgpusim.allocated_pieces import AllocatedPieces
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
-from nvgpusim.ptx import KernelCode, KernelFault, Launch, compile_kernel, endless_waits, parse
+from nvgpusim.ptx import KernelCode, KernelFault, Launch, endless_waits, parse, translate_kernel
 from nvgpusim.ptx.native import build
 from nvgpusim.ptx.native.watch import NativeShadow
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
@@ -42,7 +42,7 @@ def test_all_kernels_are_judged_alike(case: Case, monkeypatch: pytest.MonkeyPatc
     module = MODULE if case.kernel in MODULE.kernels else launching.module()
     found: dict[bool, list[Any]] = {True: [], False: []}
     for sure, flags in FLAGS.items():
-        code = compile_kernel(module, module.kernels[case.kernel], True, False)
+        code = translate_kernel(module, module.kernels[case.kernel], True, False)
         monkeypatch.setattr(launching, "code", lambda *_, code=code: code)
         monkeypatch.setattr(build, "FLAGS", flags)
         for off in SOME if case.fault else SOME[:1]:
@@ -57,7 +57,7 @@ def test_a_look_for_endless_waits_changes_nothing(
 ) -> None:
     case = next(case for case in [*CASES, *ATTACKS] if case.kernel == kernel)
     module = MODULE if kernel in MODULE.kernels else launching.module()
-    code = compile_kernel(module, module.kernels[kernel], True, False)
+    code = translate_kernel(module, module.kernels[kernel], True, False)
     monkeypatch.setattr(launching, "code", lambda *_: code)
     found = told(launching.run(case))
     monkeypatch.setattr(endless_waits, "FIRST", 0)
@@ -73,7 +73,9 @@ def test_clean_kernels_are_not_told_of(kernel: str, monkeypatch: pytest.MonkeyPa
     """Barriers, shared memory and buffers: C alone records and judges them."""
     told: list[int] = []
     monkeypatch.setattr(
-        NativeShadow, "check_told_accesses", lambda watcher: told.append(watcher.struct.told_count)
+        NativeShadow,
+        "check_accesses_told_by_c",
+        lambda watcher: told.append(watcher.struct.told_count),
     )
     case = next(c for c in CASES if c.kernel == kernel)
     watch, (vm, buf) = Sanitizer(frozenset(CHECKS)), launching.memory()
@@ -86,15 +88,15 @@ def test_clean_kernels_are_not_told_of(kernel: str, monkeypatch: pytest.MonkeyPa
 
 def watched(code: KernelCode) -> Any:
     """Findings, fault and memory of a kernel that gets a fresh buffer and one written in part."""
-    memory, extents, size = FlatMemory(), AllocatedPieces(), 4 * THREADS * BLOCKS
+    memory, allocated, size = FlatMemory(), AllocatedPieces(), 4 * THREADS * BLOCKS
     out, data = memory.add(np.zeros(4 * size, np.uint8)), memory.add(SEEDS.view(np.uint8))
-    extents.add_piece(out, size, "out", "test.py:1")
-    extents.add_piece(data, SEEDS.nbytes - 128, "given", "test.py:2")
-    extents.note_non_kernel_write(data, SEEDS.nbytes - 600)
+    allocated.add_piece(out, size, "out", "test.py:1")
+    allocated.add_piece(data, SEEDS.nbytes - 128, "given", "test.py:2")
+    allocated.note_non_kernel_write(data, SEEDS.nbytes - 600)
     bank = bytes(0x160) + out.to_bytes(8, "little") + data.to_bytes(8, "little") + bytes(8)
     launch = Launch(
         code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank},
-        shared_bytes=code.shared_bytes, watch=Sanitizer(frozenset(CHECKS), extents),
+        shared_bytes=code.shared_bytes, watch=Sanitizer(frozenset(CHECKS), allocated),
     )  # fmt: skip
     fault = ""
     try:
@@ -126,7 +128,7 @@ def both(text: str) -> list[Any]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(build, "FLAGS", FLAGS[sure])
             module = parse(kernel(text))
-            found.append(watched(compile_kernel(module, module.kernels["k"], True, False)))
+            found.append(watched(translate_kernel(module, module.kernels["k"], True, False)))
     return found
 
 

@@ -13,7 +13,7 @@ from tests.simulator.ptx.machine import kernel
 from nvgpusim.allocated_pieces import AllocatedPieces
 from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
-from nvgpusim.ptx import KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx import KernelFault, Launch, parse, translate_kernel
 from nvgpusim.ptx.native import build
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
@@ -38,24 +38,24 @@ class Setup(NamedTuple):
 def path(text: str, watched: bool, how: Setup) -> Any:
     """Words of the output, fault, kinds of what was found, its texts; two blocks run."""
     module = parse(text)
-    code = compile_kernel(module, module.kernels["k"], watched, False)
-    memory, extents = FlatMemory(), AllocatedPieces()
+    code = translate_kernel(module, module.kernels["k"], watched, False)
+    memory, allocated = FlatMemory(), AllocatedPieces()
     out = memory.add(np.zeros(FULL, np.uint8))
     given = memory.add(np.zeros(FULL, np.uint8), 0 if how.known else FULL)
     mapping = memory.mapping_at(given)
     assert mapping is not None
     mapping.read_only = how.read_only
-    extents.add_piece(out, FULL, "out", "test.py:1")
+    allocated.add_piece(out, FULL, "out", "test.py:1")
     if how.known:
-        extents.add_piece(given, how.size, "given", "test.py:2")
-        extents.note_non_kernel_write(given, how.wrote)
+        allocated.add_piece(given, how.size, "given", "test.py:2")
+        allocated.note_non_kernel_write(given, how.wrote)
     else:
         mapping.buf.asked = FULL + how.size
     bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little") + bytes(8)
     launch = Launch(
         code, memory, (2, 1, 1), (how.threads, 1, 1), {0: bank},
         shared_bytes=2048 if watched else code.shared_bytes,
-        watch=Sanitizer(frozenset(how.checks), extents) if watched else None, warps=how.warps,
+        watch=Sanitizer(frozenset(how.checks), allocated) if watched else None, warps=how.warps,
     )  # fmt: skip
     fault = ""
     try:
@@ -383,18 +383,18 @@ ld.shared.u32 %r5, [%r3+64]; st.global.u32 [%i], %r5; END:"""
 
 def test_records_of_a_launch_with_more_instructions() -> None:
     """They stay in the buffer; the next kernel has not so many instructions as they name."""
-    memory, extents = FlatMemory(), AllocatedPieces()
+    memory, allocated = FlatMemory(), AllocatedPieces()
     buffers = [memory.add(np.zeros(FULL, np.uint8)) for _ in range(2)]
     for at in buffers:
-        extents.add_piece(at, FULL, "buffer", "test.py:1")
-        extents.note_non_kernel_write(at, FULL)
+        allocated.add_piece(at, FULL, "buffer", "test.py:1")
+        allocated.note_non_kernel_write(at, FULL)
     bank = bytes(0x160) + b"".join(at.to_bytes(8, "little") for at in buffers) + bytes(8)
-    watch, kinds = Sanitizer(frozenset(CHECKS), extents), []
+    watch, kinds = Sanitizer(frozenset(CHECKS), allocated), []
     many = "ld.global.u32 %r1, [%in+64];" * 70
     half = "setp.ne.u32 %p1, %r28, 0; @%p1 bra R; st.global.u32 [%in], 7; bra E; R: ld.global.u64 %rd1, [%in]; E:"
     for body in (f"{many} setp.eq.u32 %p1, %r28, 0; @%p1 st.global.u64 [%in], 5;", half):
         module = parse(kernel(body))
-        code = compile_kernel(module, module.kernels["k"], True, False)
+        code = translate_kernel(module, module.kernels["k"], True, False)
         launch = Launch(code, memory, (2, 1, 1), (64, 1, 1), {0: bank}, watch=watch)
         launch.run_all_blocks()
         kinds.append({told.split(": ")[1] for told in launch.findings.values()})

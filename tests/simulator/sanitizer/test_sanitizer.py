@@ -16,7 +16,7 @@ from tests.simulator.sanitizer.launching import run
 
 from nvgpusim.allocated_pieces import AllocatedPieces
 from nvgpusim.l2 import CACHEABLE
-from nvgpusim.ptx import Launch, compile_kernel, parse
+from nvgpusim.ptx import Launch, parse, translate_kernel
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 HERE = Path(__file__).resolve().parent
@@ -164,7 +164,7 @@ def test_every_barrier_is_missed_when_it_is_gone(
     assert len(spots) >= NEEDED[kernel]
     for spot in spots[: NEEDED[kernel]]:
         module = parse(KERNELS[0] + body[: spot.start()] + body[spot.end() :])
-        code = compile_kernel(module, module.kernels[kernel], True)
+        code = translate_kernel(module, module.kernels[kernel], True)
         monkeypatch.setattr(launching, "module", lambda module=module: module)
         monkeypatch.setattr(launching, "code", lambda *_, code=code: code)
         assert any(run(case, seed).kinds for seed in SEEDS), spot.group()
@@ -177,7 +177,7 @@ def test_an_mbarrier_orders_what_comes_before_it(waits: bool) -> None:
     if not waits:  # go on at once
         text = re.sub(r"mbarrier\.test_wait\.shared\.b64 p,[^;]*;", "setp.eq.u32 p, 0, 0;", text)
     module = parse(text)
-    code = compile_kernel(module, module.kernels["k_mbarrier"], True)
+    code = translate_kernel(module, module.kernels["k_mbarrier"], True)
     vm, _ = launching.memory()
     bank = bytes(0x160) + b"".join(
         (launching.BASE + n * 8192).to_bytes(8, "little") for n in range(4)
@@ -222,7 +222,7 @@ def test_blocks_that_write_one_value_read_it(
     """As the blocks of one head of keys do in the engine's attention: each stores it, and reads."""
     text = EQUAL.replace("WRITERS", str(writers)).replace("VALUE", value)
     module = parse(text)
-    code = compile_kernel(module, module.kernels["equal"], True)
+    code = translate_kernel(module, module.kernels["equal"], True)
     vm, _ = launching.memory()
     bank = bytes(0x160) + b"".join(
         (launching.BASE + at).to_bytes(8, "little") for at in (0, 1 << 16)

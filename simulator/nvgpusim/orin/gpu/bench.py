@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from ...memory import DmaBuf, GpuAddressSpace, Mapping
-from ...ptx import Launch, compile_kernel, parse
+from ...ptx import Launch, parse, translate_kernel
 
 MATMUL = """.version 7.5
 .target sm_87
@@ -72,7 +72,7 @@ def measure_speed(repetitions: int = 5) -> dict[str, float | int | str]:
         array[:] = rng.normal(size=N * N)
     module = parse(MATMUL)
     bank = bytes(0x160) + struct.pack("<3Q", c, a, b)
-    code = compile_kernel(module, module.kernels["matmul"])
+    code = translate_kernel(module, module.kernels["matmul"])
     seconds, cpu, instructions = [], [], 0
     for _ in range(repetitions):
         launch = Launch(code, vm, (N, 2, 1), (128, 1, 1), {0: bank})
@@ -84,7 +84,7 @@ def measure_speed(repetitions: int = 5) -> dict[str, float | int | str]:
     want = arrays[1].reshape(N, N).astype(np.float64) @ arrays[2].reshape(N, N)
     if not np.allclose(arrays[0].reshape(N, N), want, atol=1e-3):
         raise RuntimeError("the matmul kernel gave a wrong product")
-    empty = compile_kernel(module, module.kernels["nothing"])
+    empty = translate_kernel(module, module.kernels["nothing"])
     start = time.thread_time()
     for _ in range(1000):
         Launch(empty, vm, (1, 1, 1), (32, 1, 1), {0: bank}).run_all_blocks()

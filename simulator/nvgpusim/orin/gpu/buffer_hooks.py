@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ...allocated_pieces import EXTENTS
+from ...allocated_pieces import ALLOCATED_PIECES
 from ...memory import client_call_text
 
 DEVICE, HCQ = "tinygrad.device", "tinygrad.runtime.support.hcq"
@@ -24,13 +24,13 @@ def hook_allocator(module: ModuleType) -> None:
         buffer = alloc(self, size, options)
         va = getattr(buffer, "va_addr", None)
         if isinstance(va, int) and getattr(options, "external_ptr", None) is None:
-            EXTENTS.add_piece(va, size, "buffer", client_call_text())
+            ALLOCATED_PIECES.add_piece(va, size, "buffer", client_call_text())
         return buffer
 
     def free_and_tell(self: Any, opaque: Any, size: int, options: Any = None) -> Any:
         va = getattr(opaque, "va_addr", None)
         if isinstance(va, int):
-            EXTENTS.end_piece(va, client_call_text())
+            ALLOCATED_PIECES.end_piece(va, client_call_text())
         return free(self, opaque, size, options)
 
     allocator.alloc, allocator.free = alloc_and_tell, free_and_tell
@@ -42,11 +42,11 @@ def hook_host_access(module: ModuleType) -> None:
     copyin, view = allocator._copyin, buffer.cpu_view
 
     def copyin_and_tell(self: Any, dest: Any, src: memoryview) -> Any:
-        EXTENTS.note_non_kernel_write(int(dest.va_addr), src.nbytes)
+        ALLOCATED_PIECES.note_non_kernel_write(int(dest.va_addr), src.nbytes)
         return copyin(self, dest, src)
 
     def view_and_tell(self: Any) -> Any:
-        EXTENTS.note_non_kernel_write(int(self.va_addr), self.size)
+        ALLOCATED_PIECES.note_non_kernel_write(int(self.va_addr), self.size)
         return view(self)
 
     allocator._copyin, buffer.cpu_view = copyin_and_tell, view_and_tell
@@ -58,7 +58,7 @@ def hook_ring_submit(module: ModuleType) -> None:
     submit = queue._submit_to_gpfifo
 
     def submit_and_tell(self: Any, dev: Any, gpfifo: Any) -> Any:
-        EXTENTS.on_submission(int(gpfifo.token))
+        ALLOCATED_PIECES.on_submission(int(gpfifo.token))
         return submit(self, dev, gpfifo)
 
     queue._submit_to_gpfifo = submit_and_tell
@@ -73,7 +73,7 @@ def hook_nv_runtime(module: ModuleType) -> None:
     as_buffer = allocator._as_buffer
 
     def as_buffer_and_tell(self: Any, src: Any) -> Any:
-        EXTENTS.note_non_kernel_write(int(src.va_addr), src.size)
+        ALLOCATED_PIECES.note_non_kernel_write(int(src.va_addr), src.size)
         return as_buffer(self, src)
 
     allocator._as_buffer = as_buffer_and_tell

@@ -116,6 +116,6 @@ class CopyMethods:
             np.frombuffer(view, np.uint8)[:] = np.frombuffer(data, np.uint8, len(view), at)
             at += len(view)
         when = c.current.moment if c.current is not None else None
-        c.gpu.extents.note_non_kernel_write(target, size, when)
+        c.gpu.allocated.note_non_kernel_write(target, size, when)
         c.gpu.add_to_counter("copies")
         c.gpu.add_to_counter("bytes copied", size)

@@ -45,10 +45,12 @@ def read_bank(vm: GpuAddressSpace, va: int, size: int) -> bytes:
     return bytes(vm.view_bytes(va, size, "read"))
 
 
-def copy_published_entry(port: ChannelPort, extents: AllocatedPieces, index: int) -> PublishedEntry:
+def copy_published_entry(
+    port: ChannelPort, allocated: AllocatedPieces, index: int
+) -> PublishedEntry:
     """Copy everything that entry `index` refers to; what cannot be read is left out."""
     (entry,) = struct.unpack_from("<Q", port.ring, 8 * index)
-    out = PublishedEntry(entry, port.submit_line, extents.take_submission_moment(port.token))
+    out = PublishedEntry(entry, port.submit_line, allocated.pop_submission_moment(port.token))
     length, va = entry >> 42 & 0x1FFFFF, entry & (1 << 40) - 4
     try:
         out.data = bytes(port.vm.view_bytes(va, 4 * length, "read", past=True)) if length else b""

@@ -94,7 +94,7 @@ class Channel:
                         f"ring overrun: entry {index} of channel {self.port.id} was overwritten "
                         f"before it was read; {self.port.submit_line}"
                     )
-            self.published[index] = copy_published_entry(self.port, self.gpu.extents, index)
+            self.published[index] = copy_published_entry(self.port, self.gpu.allocated, index)
             index = (index + 1) % self.port.entries
         self.known_put = put
 

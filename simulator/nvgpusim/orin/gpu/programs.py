@@ -33,7 +33,7 @@ from typing import Any
 from ...errors import SimError
 from ...locks import GcPausingLock
 from ...options import cache_directory
-from ...ptx import KernelCode, PtxError, compile_kernel, parse
+from ...ptx import KernelCode, PtxError, parse, translate_kernel
 from . import buffer_hooks
 
 R_64, R_LO, R_HI = 2, 0x38, 0x39
@@ -82,7 +82,7 @@ class Program:
             module = _parsed(self.ptx)
             if self.name not in module.kernels:
                 raise SimError(f"the PTX kept for kernel {self.name} has no such entry")
-            self._codes[fine, turns] = compile_kernel(
+            self._codes[fine, turns] = translate_kernel(
                 module, module.kernels[self.name], fine, turns
             )
         return self._codes[fine, turns]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ... import l2
-from ...allocated_pieces import EXTENTS
+from ...allocated_pieces import ALLOCATED_PIECES
 from ...locks import GcPausingLock, WakeBell, pause_gc, resume_gc
 from ...memory import MmuFault
 from ...options import Options
@@ -62,9 +62,9 @@ class Gpu:
         self.delay, self.tpcs = self.options.delay / 1e3, self.options.tpcs
         self.rng = np.random.default_rng(self.options.seed)
         l2.reset_board_l2(self.options.l2, self.options.seed)
-        self.extents = EXTENTS
+        self.allocated = ALLOCATED_PIECES
         checks = self.options.watched_checks
-        self.watch = Sanitizer(checks, self.extents) if checks else None
+        self.watch = Sanitizer(checks, self.allocated) if checks else None
         self.caches, self.order = ShaderCaches(), RingVisibility(self.options.order)
         self.notes: list[str] = []
         self.counts: Counter[str] = Counter()

@@ -118,7 +118,7 @@ class NvMapHandles:
         for pin in self._pins[first:last]:
             start, _, buf = pin
             if address < start + buf.size:
-                buf.keep_pinned_content()
+                buf.detach_from_client_pages()
                 self._pins.remove(pin)
 
     def on_fd_closed(self, buf: DmaBuf) -> None:

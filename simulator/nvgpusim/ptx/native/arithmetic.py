@@ -27,8 +27,10 @@ def _emit_add_sub(w: OperandWriter) -> str:
     if w.has_modifier("cc") or op in ("addc", "subc"):
         return _emit_with_carry(w, f"{op[:3]}_carry{t.bits}({w.arg(1, u)}, {w.arg(2, u)}", u)
     if w.has_modifier("sat"):
-        return w.set_result(f"clamp_s32((int64_t){w.arg(1)} {sign} {w.arg(2)})")
-    return w.set_result(f"({_promoted_type(t)}){w.arg(1)} {sign} ({_promoted_type(t)}){w.arg(2)}")
+        return w.result_assignment(f"clamp_s32((int64_t){w.arg(1)} {sign} {w.arg(2)})")
+    return w.result_assignment(
+        f"({_promoted_type(t)}){w.arg(1)} {sign} ({_promoted_type(t)}){w.arg(2)}"
+    )
 
 
 def _emit_with_carry(w: OperandWriter, call: str, u: PtxType) -> str:
@@ -36,7 +38,7 @@ def _emit_with_carry(w: OperandWriter, call: str, u: PtxType) -> str:
     flag = w.kernel.carry_register()
     taken = w.operand_expression(flag, U32) if w.i.op.endswith("c") else "0"
     given = w.assignment(flag, U32, "out") if w.has_modifier("cc") else ""
-    return f"{{ uint32_t out; {w.set_result(f'{call}, {taken}, &out)', u)} {given} }}"
+    return f"{{ uint32_t out; {w.result_assignment(f'{call}, {taken}, &out)', u)} {given} }}"
 
 
 def _product_and_type(w: OperandWriter, t: PtxType) -> tuple[str, PtxType]:
@@ -59,7 +61,7 @@ def _emit_mul(w: OperandWriter) -> str:
     if w.type.kind in "fx":
         return fl.emit_float_operation(w, "{} * {}", 2)
     value, t = _product_and_type(w, w.type)
-    return w.set_result(value, t)
+    return w.result_assignment(value, t)
 
 
 def _emit_mad(w: OperandWriter) -> str:
@@ -70,8 +72,8 @@ def _emit_mad(w: OperandWriter) -> str:
     if w.has_modifier("cc") or w.i.op == "madc":
         return _emit_with_carry(w, f"add_carry{t.bits}({value}, {w.arg(3, u)}", u)
     if w.has_modifier("sat"):
-        return w.set_result(f"saturated({value}, {w.arg(3)})")
-    return w.set_result(f"({wide}){value} + ({wide}){w.arg(3, u)}", t)
+        return w.result_assignment(f"saturated({value}, {w.arg(3)})")
+    return w.result_assignment(f"({wide}){value} + ({wide}){w.arg(3, u)}", t)
 
 
 def _emit_mul24(w: OperandWriter) -> str:
@@ -79,8 +81,8 @@ def _emit_mul24(w: OperandWriter) -> str:
     high = " >> 16" if w.has_modifier("hi") else ""
     value = f"(uint32_t)({part}({w.arg(1, U32)}) * {part}({w.arg(2, U32)}){high})"
     if w.i.op == "mul24":
-        return w.set_result(value)
-    return w.set_result(
+        return w.result_assignment(value)
+    return w.result_assignment(
         f"saturated({value}, {w.arg(3)})" if w.has_modifier("sat") else f"{value} + {w.arg(3, U32)}"
     )
 
@@ -89,7 +91,9 @@ def _emit_div_rem(w: OperandWriter) -> str:
     t = w.type
     if t.kind in "fx":
         return fl.emit_div(w)
-    return w.set_result(f"{'s' if t.kind == 's' else 'u'}{w.i.op}{t.bits}({w.arg(1)}, {w.arg(2)})")
+    return w.result_assignment(
+        f"{'s' if t.kind == 's' else 'u'}{w.i.op}{t.bits}({w.arg(1)}, {w.arg(2)})"
+    )
 
 
 def _emit_min_max(w: OperandWriter) -> str:
@@ -99,7 +103,7 @@ def _emit_min_max(w: OperandWriter) -> str:
     if t.kind not in "us" or w.has_modifier("relu"):
         raise w.make_error("min and max need a signed or unsigned type")
     sign = "<" if op == "min" else ">"
-    put = w.set_result(f"x {sign} y ? x : y")
+    put = w.result_assignment(f"x {sign} y ? x : y")
     return f"{{ __auto_type x = {w.arg(1)}; __auto_type y = {w.arg(2)}; {put} }}"
 
 
@@ -109,7 +113,7 @@ def _emit_neg_abs(w: OperandWriter) -> str:
         return fl.emit_sign(w)
     u = TYPES[f"u{t.bits}"]
     x = f"({_promoted_type(t)}){w.arg(1, u)}"
-    return w.set_result(f"0 - {x}" if w.i.op == "neg" else f"{w.arg(1)} < 0 ? 0 - {x} : {x}")
+    return w.result_assignment(f"0 - {x}" if w.i.op == "neg" else f"{w.arg(1)} < 0 ? 0 - {x} : {x}")
 
 
 def _emit_sad(w: OperandWriter) -> str:
@@ -117,7 +121,7 @@ def _emit_sad(w: OperandWriter) -> str:
     x, y = w.arg(1), w.arg(2)
     wide = f"({_promoted_type(u)})"
     gap = f"({x} > {y} ? {wide}{x} - {wide}{y} : {wide}{y} - {wide}{x})"
-    return w.set_result(f"{gap} + {w.arg(3, u)}")
+    return w.result_assignment(f"{gap} + {w.arg(3, u)}")
 
 
 def _emit_dot_product(w: OperandWriter) -> str:
@@ -131,7 +135,7 @@ def _emit_dot_product(w: OperandWriter) -> str:
         y = f"({'u' if tb.kind == 'u' else ''}int8_t)({w.arg(2, U32)} >> {8 * (k + first)})"
         parts.append(f"(int32_t)({x}) * (int32_t)({y})")
     out = TYPES["s32" if "s" in (ta.kind, tb.kind) else "u32"]
-    return w.set_result(f"(uint32_t)({' + '.join(parts)}) + {w.arg(3, U32)}", out)
+    return w.result_assignment(f"(uint32_t)({' + '.join(parts)}) + {w.arg(3, U32)}", out)
 
 
 # bits and moves
@@ -140,10 +144,10 @@ def _emit_dot_product(w: OperandWriter) -> str:
 def _emit_logic(w: OperandWriter) -> str:
     op, t = w.i.op, w.type
     if op == "not":
-        return w.set_result(f"!{w.arg(1)}" if t.name == "pred" else f"~{w.arg(1)}")
+        return w.result_assignment(f"!{w.arg(1)}" if t.name == "pred" else f"~{w.arg(1)}")
     if op == "cnot":
-        return w.set_result(f"{w.arg(1)} == 0")
-    return w.set_result(f"{w.arg(1)} {fl.BOOL[op]} {w.arg(2)}")
+        return w.result_assignment(f"{w.arg(1)} == 0")
+    return w.result_assignment(f"{w.arg(1)} {fl.BOOL[op]} {w.arg(2)}")
 
 
 def _emit_lop3(w: OperandWriter) -> str:
@@ -163,7 +167,7 @@ def _emit_lop3(w: OperandWriter) -> str:
     ins = "".join(f"uint32_t {v} = {w.arg(n, U32)}; " for n, v in ((1, "x"), (2, "y"), (3, "z")))
     value, d = " | ".join(terms) or "0", w.i.args[0]
     if not isinstance(d, DestinationPair):
-        return f"{{ {ins}{w.set_result(value, U32)} }}"
+        return f"{{ {ins}{w.result_assignment(value, U32)} }}"
     test = f"(v != 0) {'|' if w.has_modifier('or') else '&'} {w.arg(5, PRED)}"
     puts = f"{w.assignment(d.first, U32, 'v')} {w.assignment(d.second, PRED, 't')}"
     return f"{{ {ins}uint32_t v = {value}; uint8_t t = {test}; {puts} }}"
@@ -176,7 +180,7 @@ def _emit_shift(w: OperandWriter) -> str:
         moved = f"{x} >> (y < {t.bits} ? y : {t.bits - 1})"
     else:
         moved = f"y < {t.bits} ? ({_promoted_type(t)}){x} {'<<' if left else '>>'} y : 0"
-    return f"{{ uint32_t y = {by}; {w.set_result(moved)} }}"
+    return f"{{ uint32_t y = {by}; {w.result_assignment(moved)} }}"
 
 
 def _emit_funnel_shift(w: OperandWriter) -> str:
@@ -184,22 +188,22 @@ def _emit_funnel_shift(w: OperandWriter) -> str:
     by += "y = y < 32 ? y : 32; " if w.has_modifier("clamp") else "y &= 31; "
     pair = f"uint64_t x = (uint64_t){w.arg(2, U32)} << 32 | {w.arg(1, U32)}; "
     moved = "x << y >> 32" if w.has_modifier("l") else "x >> y"
-    return f"{{ {by}{pair}{w.set_result(moved, U32)} }}"
+    return f"{{ {by}{pair}{w.result_assignment(moved, U32)} }}"
 
 
 def _emit_popc_clz_brev_bfind(w: OperandWriter) -> str:
     t, op = w.type, w.i.op
     u, end = TYPES[f"u{t.bits}"], "ll" if t.bits == 64 else ""
     if op == "popc":
-        return w.set_result(f"__builtin_popcount{end}({w.arg(1, u)})", U32)
+        return w.result_assignment(f"__builtin_popcount{end}({w.arg(1, u)})", U32)
     if op == "clz":
-        value = w.set_result(f"x ? __builtin_clz{end}(x) : {t.bits}", U32)
+        value = w.result_assignment(f"x ? __builtin_clz{end}(x) : {t.bits}", U32)
         return f"{{ {unsigned_c_type(t.bits)} x = {w.arg(1, u)}; {value} }}"
     if op == "brev":
-        return w.set_result(f"reverse{t.bits}({w.arg(1, u)})", u)
+        return w.result_assignment(f"reverse{t.bits}({w.arg(1, u)})", u)
     turn = "x = x >> (sizeof x * 8 - 1) ? ~x : x; " if t.kind == "s" else ""
     above = "" if w.has_modifier("shiftamt") else f"{t.bits - 1} - "
-    value = w.set_result(f"x ? {above}__builtin_clz{end}(x) : 0xFFFFFFFFu", U32)
+    value = w.result_assignment(f"x ? {above}__builtin_clz{end}(x) : 0xFFFFFFFFu", U32)
     return f"{{ {unsigned_c_type(t.bits)} x = {w.arg(1, u)}; {turn}{value} }}"
 
 
@@ -207,9 +211,11 @@ def _emit_bfe_bfi(w: OperandWriter) -> str:
     t = TYPES[f"u{w.type.bits}"]
     if w.i.op == "bfi":
         places = f"{w.arg(3, U32)}, {w.arg(4, U32)}"
-        return w.set_result(f"insert_{t.name}({w.arg(1, t)}, {w.arg(2, t)}, {places})", t)
+        return w.result_assignment(f"insert_{t.name}({w.arg(1, t)}, {w.arg(2, t)}, {places})", t)
     sign = "s" if w.type.kind == "s" else "u"
-    return w.set_result(f"field_{sign}{t.bits}({w.arg(1, t)}, {w.arg(2, U32)}, {w.arg(3, U32)})", t)
+    return w.result_assignment(
+        f"field_{sign}{t.bits}({w.arg(1, t)}, {w.arg(2, U32)}, {w.arg(3, U32)})", t
+    )
 
 
 _PRMT = {
@@ -221,9 +227,11 @@ _PRMT = {
 def _emit_prmt(w: OperandWriter) -> str:
     mode = next((m for m in w.mods if m in _PRMT), "")
     if not mode:
-        return w.set_result(f"permute({w.arg(1, U32)}, {w.arg(2, U32)}, {w.arg(3, U32)})", U32)
+        return w.result_assignment(
+            f"permute({w.arg(1, U32)}, {w.arg(2, U32)}, {w.arg(3, U32)})", U32
+        )
     control = " | ".join(f"({_PRMT[mode].format(k=k)}) << {4 * k}" for k in range(4))
-    put = w.set_result(f"permute({w.arg(1, U32)}, {w.arg(2, U32)}, {control})", U32)
+    put = w.result_assignment(f"permute({w.arg(1, U32)}, {w.arg(2, U32)}, {control})", U32)
     return f"{{ uint32_t n = {w.arg(3, U32)} & 3; {put} }}"
 
 
@@ -231,11 +239,11 @@ def _emit_bmsk_szext_fns(w: OperandWriter) -> str:
     """bmsk, szext, fns."""
     x, y, t = w.arg(1, U32), w.arg(2, U32), w.type
     if w.i.op == "fns":
-        return w.set_result(f"nth_one({x}, {y}, {w.arg(3, S32)})", U32)
+        return w.result_assignment(f"nth_one({x}, {y}, {w.arg(3, S32)})", U32)
     if w.i.op == "bmsk":
         pair = f"{x} & 31, {y} & 31" if w.has_modifier("wrap") else f"{x}, {y}"
-        return w.set_result(f"ones_from({pair})", U32)
-    return w.set_result(
+        return w.result_assignment(f"ones_from({pair})", U32)
+    return w.result_assignment(
         f"extend_{t.name}({x}, {f'{y} & 31' if w.has_modifier('wrap') else y})", U32
     )
 
@@ -251,7 +259,7 @@ def _emit_mov(w: OperandWriter) -> str:
             f"({unsigned_c_type(t.bits)}){w.operand_expression(x, TYPES[f'u{part}'])} << {part * k}"
             for k, x in enumerate(s.items)
         )
-        return w.set_result(" | ".join(values), wide)
+        return w.result_assignment(" | ".join(values), wide)
     if isinstance(d, Vec):
         part = t.bits // len(d.items)
         puts = (
@@ -260,19 +268,19 @@ def _emit_mov(w: OperandWriter) -> str:
         return f"{{ {unsigned_c_type(t.bits)} x = {w.arg(1, wide)}; {' '.join(puts)} }}"
     if t.name not in ("f32", "f64") or (isinstance(s, Imm) and s.kind == "int"):
         t = wide
-    return w.set_result(w.arg(1, t), t)
+    return w.result_assignment(w.arg(1, t), t)
 
 
 def _emit_selp(w: OperandWriter) -> str:
     t = w.type if w.type.name in ("f32", "f64") else TYPES[f"u{w.type.bits}"]
-    return w.set_result(f"{w.arg(3, PRED)} ? {w.arg(1, t)} : {w.arg(2, t)}", t)
+    return w.result_assignment(f"{w.arg(3, PRED)} ? {w.arg(1, t)} : {w.arg(2, t)}", t)
 
 
 def _emit_slct(w: OperandWriter) -> str:
     t, tc = w.types
     c = f"flush({w.arg(3, tc)})" if w.has_modifier("ftz") else w.arg(3, tc)
     t = t if t.name in ("f32", "f64") else TYPES[f"u{t.bits}"]
-    return w.set_result(f"{c} >= 0 ? {w.arg(1, t)} : {w.arg(2, t)}", t)
+    return w.result_assignment(f"{c} >= 0 ? {w.arg(1, t)} : {w.arg(2, t)}", t)
 
 
 ARITHMETIC: dict[str, Emit] = {

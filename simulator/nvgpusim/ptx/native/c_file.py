@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ..compile import BARRIER, CHAIN, END, EVENT, GROUP, STORE, KernelCode, successor_blocks
 from ..operands import U32
 from ..parser.syntax import Instr, Reg
+from ..translate import BARRIER, CHAIN, END, EVENT, GROUP, STORE, KernelCode, successor_blocks
 from .instructions import guard_condition
 from .memory import MISS, ORDERED, SPACE
 from .values import OperandWriter
@@ -20,8 +20,8 @@ def c_source(code: KernelCode) -> str:
     lines = [f'#include "{name}.h"' for name in headers]
     lines.append(f"#define HITS {max(1, code.frame.hits)}")
     lines.append("#define ticks (c->ticks + c->later + c->instructions + count - counted)")
-    lines += _chain_function(code)
-    lines += _run_function(code)
+    lines += _chain_function_lines(code)
+    lines += _run_function_lines(code)
     return "\n".join(lines) + "\n"
 
 
@@ -34,12 +34,6 @@ def _register_pointer_declaration(code: KernelCode, index: int) -> str:
     return f"{kind} *const restrict R{index} = {place};"
 
 
-def _register_load_statement(code: KernelCode, index: int) -> str:
-    if code.kernel.regs[index].bits == 1:
-        return f"r{index} = R{index}[i] != 0;"
-    return f"r{index} = R{index}[i];"
-
-
 LANE = "int64_t i = c->lanes ? c->lanes[j] : j;"
 WHO = "const Who og = who(c, i, 0), os = who(c, i, 1); (void)og, (void)os;"
 BLOCK = "uint64_t block = (uint32_t)i / (uint32_t)c->threads; (void)block;"
@@ -50,7 +44,7 @@ def _register_memory_expression(code: KernelCode, index: int) -> str:
     return f"c->reg[{code.kept.index(index)}]" if index in code.kept else "0"
 
 
-def _run_case(code: KernelCode, n: int) -> str:
+def _case_statement(code: KernelCode, n: int) -> str:
     """A case of the C function run: the store, or what the lanes do together, that is block n."""
     instr = code.blocks[n].instrs[0]
     head = f"case {n}: c->at = {code.frame.numbers[id(instr)]};"
@@ -218,7 +212,7 @@ class _ChainWriter:
         return out
 
 
-def _chain_function(code: KernelCode) -> Lines:
+def _chain_function_lines(code: KernelCode) -> Lines:
     chain, body = _ChainWriter(code), []
     inside = [n for n, block in enumerate(code.blocks) if block.kind == CHAIN]
     for n in inside:
@@ -229,7 +223,8 @@ def _chain_function(code: KernelCode) -> Lines:
     entries, needed = [], chain.registers_needed()
     for n in inside:
         if n in chain.exits or not n or code.blocks[n - 1].kind != CHAIN:
-            loads = " ".join(_register_load_statement(code, r) for r in sorted(needed[n]))
+            bits = {r: code.kernel.regs[r].bits for r in sorted(needed[n])}
+            loads = " ".join(f"r{r} = R{r}[i]{' != 0' * (b == 1)};" for r, b in bits.items())
             entries.append(f"case {n}: {loads} goto B{n};")
     who, told = (WHO, "tell(c->watch);") if code.frame.watched else ("", "")
     named = sorted({r for n in inside for r in _block_and_successor_registers(code, n)})
@@ -287,7 +282,7 @@ def _may_write_shared(code: KernelCode, n: int) -> bool:
     return code.blocks[n].kind == GROUP and code.blocks[n].instrs[0].op in writers
 
 
-def _run_function(code: KernelCode) -> Lines:
+def _run_function_lines(code: KernelCode) -> Lines:
     """The whole group while it stays together.
 
     0: the first instruction of block `entry` cannot go on, or somebody has to look at it, 1: all
@@ -299,7 +294,7 @@ def _run_function(code: KernelCode) -> Lines:
     calm = ", ".join(map(str, _writeless_barrier_flags(code))) if watched else ""
     tables = f"static const uint8_t calm[] = {{{calm}}};"
     cross = "c->whole && cross(c, calm[c->entry])" if watched else "c->whole"
-    together = [_run_case(code, n) for n, b in enumerate(blocks) if b.kind in (STORE, GROUP)]
+    together = [_case_statement(code, n) for n, b in enumerate(blocks) if b.kind in (STORE, GROUP)]
     return [
         f"enum {{ END = {len(blocks)}, STORE = {STORE}, BARRIER = {BARRIER}, EVENT = {EVENT}, "
         f"GROUP = {GROUP} }};",

@@ -27,7 +27,7 @@ def emit_cvt(w: OperandWriter) -> str:
     to, frm = w.types
     if to.name in ("f16x2", "bf16x2"):
         low, high = (number_as_half(w, to.name[:-2], w.arg(n, TYPES["f32"])) for n in (2, 1))
-        return w.set_result(f"(uint32_t){high} << 16 | {low}", U32)
+        return w.result_assignment(f"(uint32_t){high} << 16 | {low}", U32)
     if to.kind in "fx" and frm.kind in "fx":
         return _emit_float_to_float(w, to, frm)
     if frm.kind in "fx":
@@ -50,14 +50,14 @@ def _emit_packed_integers(w: OperandWriter) -> str:
     if bits == 32:
         raise UnknownFormError
     rest = f" | {w.arg(3, U32)} << {2 * bits}" if len(w.i.args) > 3 else ""
-    return w.set_result(f"{cut(1)} << {bits} | {cut(2)}{rest}", U32)
+    return w.result_assignment(f"{cut(1)} << {bits} | {cut(2)}{rest}", U32)
 
 
 def _emit_float_to_float(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
     integral = next((INTEGRAL[m] for m in w.mods if m in INTEGRAL), "")
     x, mode = _source_as_number(w, frm), rounding_mode(w)
     if to.name == "tf32":
-        return w.set_result(f"to_tf32({w.arg(1, U32)})", U32)
+        return w.result_assignment(f"to_tf32({w.arg(1, U32)})", U32)
     if "x" in (to.kind, frm.kind) and not {to.name, frm.name} <= {"bf16", "f32", "f64", "f16"}:
         raise UnknownFormError
     if w.has_modifier("ftz") and frm.name in ("f32", "bf16") and to.name != "f16":
@@ -65,22 +65,24 @@ def _emit_float_to_float(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
     if integral:
         x = f"{integral}{'' if frm.name == 'f64' else 'f'}({x})"
     if to.name == "bf16" or (to.name == "f16" and frm.name != "f64"):
-        return w.set_result(number_as_half(w, to.name, x, frm.name == "f64"), to)
+        return w.result_assignment(number_as_half(w, to.name, x, frm.name == "f64"), to)
     if frm.name == "f64" and to.name in ("f16", "f32"):  # a NaN keeps what fits of its payload
         if to.name == "f16":
             nan = "0" if w.has_modifier("sat") else "half_of_nan(y)"
-            put = w.set_result(f"y != y ? {nan} : {number_as_half(w, 'f16', 'y', True)}", to)
+            put = w.result_assignment(f"y != y ? {nan} : {number_as_half(w, 'f16', 'y', True)}", to)
         else:
             near = in_rounding_mode(mode, "float", "(float){}", "y")
-            put = w.set_result(with_result_modifiers(w, f"(y != y ? float_of_nan(y) : {near})"), to)
+            put = w.result_assignment(
+                with_result_modifiers(w, f"(y != y ? float_of_nan(y) : {near})"), to
+            )
         return f"{{ double y = {x}; {put} }}"
     if to.name == "f64":
         x = f"canon({x})" if w.has_modifier("ftz") and frm.name == "f32" else x
-        return w.set_result(
+        return w.result_assignment(
             f"saturate((double){x})" if w.has_modifier("sat") else f"(double){x}", to
         )
     plain = frm.name in ("f32", "bf16") and not integral and not w.has_modifier("ftz", "relu")
-    return w.set_result(with_result_modifiers(w, x if plain else f"canon({x})"), to)
+    return w.result_assignment(with_result_modifiers(w, x if plain else f"canon({x})"), to)
 
 
 def _emit_float_to_int(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
@@ -97,29 +99,29 @@ def _emit_float_to_int(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
         f"y <= {float(low)!r} ? ({u}){low & 2 * top - 1:#x}ull : ({u})({kind})y"
     )
     value = f"y != y ? ({u}){nan:#x}ull : {ends}"
-    return f"{{ double y = {integral}((double){x}); {w.set_result(value, to)} }}"
+    return f"{{ double y = {integral}((double){x}); {w.result_assignment(value, to)} }}"
 
 
 def _emit_int_to_float(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
     x = w.arg(1, frm)
     if to.name in ("f16", "bf16"):
         exact = f"odd_{frm.kind}64({x})" if frm.bits == 64 else f"(double){x}"
-        return w.set_result(number_as_half(w, to.name, exact, True), to)
+        return w.result_assignment(number_as_half(w, to.name, exact, True), to)
     if to.name not in ("f32", "f64"):
         raise UnknownFormError
     value = in_rounding_mode(rounding_mode(w), c_type_of(to), f"({c_type_of(to)}){{}}", x)
-    return w.set_result(f"saturate({value})" if w.has_modifier("sat") else value, to)
+    return w.result_assignment(f"saturate({value})" if w.has_modifier("sat") else value, to)
 
 
 def _emit_int_to_int(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
     if not w.has_modifier("sat"):
-        return w.set_result(w.arg(1, frm), to)
+        return w.result_assignment(w.arg(1, frm), to)
     low = max(-(1 << to.bits - 1) if to.kind == "s" else 0, -(1 << frm.bits - 1))
     high = min((1 << to.bits - (to.kind == "s")) - 1, (1 << frm.bits - (frm.kind == "s")) - 1)
     kind = f"{'' if frm.kind == 's' else 'u'}int{frm.bits}_t"
     up = f"x < ({kind}){low & (1 << 64) - 1:#x}ull ? ({kind}){low & (1 << 64) - 1:#x}ull : "
     cut = f"{up if frm.kind == 's' else ''}x > ({kind}){high:#x}ull ? ({kind}){high:#x}ull : x"
-    return f"{{ {kind} x = {w.arg(1, frm)}; {w.set_result(cut, to)} }}"
+    return f"{{ {kind} x = {w.arg(1, frm)}; {w.result_assignment(cut, to)} }}"
 
 
 def emit_cvta(w: OperandWriter) -> str:
@@ -129,7 +131,7 @@ def emit_cvta(w: OperandWriter) -> str:
         raise w.make_error("no state space")
     base = w.frame.symbol_expression("base", space)
     u = TYPES[f"u{w.type.bits}"]
-    return w.set_result(
+    return w.result_assignment(
         f"({unsigned_c_type(u.bits)})({w.arg(1, u)} {'-' if w.has_modifier('to') else '+'} {base})",
         u,
     )

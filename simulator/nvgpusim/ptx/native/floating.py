@@ -62,7 +62,7 @@ def _emit_float64(w: OperandWriter, mode: str, form: str, count: int) -> str:
     ins = [w.arg(n + 1) for n in range(count)]
     order = [ins[n] for n in NANS.get(w.i.op, (1, 0)) if n < count]
     nan = f"nan64({', '.join([*order, order[-1], order[-1]][:3])})"
-    put = w.set_result(f"unlikely(y != y) ? {nan} : y")
+    put = w.result_assignment(f"unlikely(y != y) ? {nan} : y")
     return f"{{ double y = {in_rounding_mode(mode, 'double', form, *ins)}; {put} }}"
 
 
@@ -76,7 +76,7 @@ def emit_float_operation(w: OperandWriter, form: str, count: int, wide: str = ""
     )
     name, mode = w.type.name, rounding_mode(w)
     if name == "f32":
-        return w.set_result(
+        return w.result_assignment(
             with_result_modifiers(
                 w, f"canon({in_rounding_mode(mode, 'float', form, *_input_expressions(w, count))})"
             )
@@ -115,14 +115,14 @@ def _emit_halves(w: OperandWriter, count: int, one: Callable[..., str]) -> str:
     """A function of f16 or bf16 on its type or on both parts of its packed type."""
     name = w.type.name
     if name in ("f16", "bf16"):
-        return w.set_result(one(name, *(w.arg(n + 1, TYPES["b16"]) for n in range(count))))
+        return w.result_assignment(one(name, *(w.arg(n + 1, TYPES["b16"]) for n in range(count))))
     if name not in ("f16x2", "bf16x2"):
         raise UnknownFormError
     parts = []
     for by in (0, 16):
         ins = [f"(uint16_t)({w.arg(n + 1, U32)} >> {by})" for n in range(count)]
         parts.append(f"(uint32_t){one(name[:-2], *ins)}")
-    return w.set_result(f"{parts[0]} | {parts[1]} << 16")
+    return w.result_assignment(f"{parts[0]} | {parts[1]} << 16")
 
 
 def emit_fma(w: OperandWriter) -> str:
@@ -142,7 +142,7 @@ def emit_min_max(w: OperandWriter) -> str:
     """min and max of floats, two or three of them."""
     op = w.i.op
     if w.type.name == "f64":
-        return w.set_result(f"{op}_f64({w.arg(1)}, {w.arg(2)})")
+        return w.result_assignment(f"{op}_f64({w.arg(1)}, {w.arg(2)})")
     form = f"{op}{'_nan' * w.has_modifier('NaN')}_f32({{}}, {{}})"
     if w.has_modifier("xorsign"):
         form = f"xorsign({{0}}, {{1}}, {form.format('fabsf({0})', 'fabsf({1})')})"
@@ -152,7 +152,7 @@ def emit_min_max(w: OperandWriter) -> str:
         raise UnknownFormError
     x, y, z = _input_expressions(w, 3)
     both = with_result_modifiers(w, f"canon({form.format(x, y)})")
-    return w.set_result(with_result_modifiers(w, f"canon({form.format(both, z)})"))
+    return w.result_assignment(with_result_modifiers(w, f"canon({form.format(both, z)})"))
 
 
 def emit_sign(w: OperandWriter) -> str:
@@ -165,14 +165,14 @@ def emit_sign(w: OperandWriter) -> str:
     one = "1ull" if t.bits == 64 else "1u"
     top = f"({one} << {t.bits - 1})"
     if op == "copysign":
-        return w.set_result(f"{w.arg(2, u)} & ~{top} | {w.arg(1, u)} & {top}", u)
+        return w.result_assignment(f"{w.arg(2, u)} & ~{top} | {w.arg(1, u)} & {top}", u)
     raw = f"as_u{t.bits}({w.arg(1)})"
     bits = f"{raw} ^ {top}" if op == "neg" else f"{raw} & ~{top}"
     if t.bits == 64:
-        return w.set_result(f"{w.arg(1)} != {w.arg(1)} ? {raw} | 1ull << 51 : {bits}", u)
+        return w.result_assignment(f"{w.arg(1)} != {w.arg(1)} ? {raw} | 1ull << 51 : {bits}", u)
     if not w.has_modifier("ftz"):
-        return w.set_result(bits, u)
-    return w.set_result(f"canon({'-' if op == 'neg' else 'fabsf'}(flush({w.arg(1)})))")
+        return w.result_assignment(bits, u)
+    return w.result_assignment(f"canon({'-' if op == 'neg' else 'fabsf'}(flush({w.arg(1)})))")
 
 
 FTZ_NAN = 0x7FFFFFFF00000000
@@ -206,9 +206,9 @@ def _emit_approx_float64(w: OperandWriter) -> str:
         raise UnknownFormError
     value = f"upper_word({'1.0 / y' if w.i.op == 'rcp' else '1.0 / sqrt(y)'})"
     if not w.has_modifier("ftz"):
-        put = w.set_result(f"y != y || y < 0 ? nan64(y, y, y) : {value}")
+        put = w.result_assignment(f"y != y || y < 0 ? nan64(y, y, y) : {value}")
         return f"{{ double y = {w.arg(1)}; {put} }}"
-    put = w.set_result(f"y != y ? as_f64({FTZ_NAN:#x}) : flush64(y)")
+    put = w.result_assignment(f"y != y ? as_f64({FTZ_NAN:#x}) : flush64(y)")
     return f"{{ double y = flush64({w.arg(1)}); y = {value}; {put} }}"
 
 
@@ -222,7 +222,7 @@ def emit_testp(w: OperandWriter) -> str:
     test = next((tests[m] for m in w.mods if m in tests), None)
     if test is None or w.type.name not in ("f32", "f64"):
         raise UnknownFormError
-    return f"{{ __auto_type x = {w.arg(1)}; {w.set_result(f'!!({test})', PRED)} }}"
+    return f"{{ __auto_type x = {w.arg(1)}; {w.result_assignment(f'!!({test})', PRED)} }}"
 
 
 # comparisons
@@ -292,8 +292,10 @@ def emit_set(w: OperandWriter) -> str:
     true = TRUE.get(td.name, (1 << td.bits) - 1)
     if w.type.name.endswith("x2"):
         value = f"((p{more}) ? 0xFFFFu : 0) | ((q{more}) ? 0xFFFF0000u : 0)"
-        return f"{{ {test} {w.set_result(f'({value}) & {true:#x}', TYPES[f'u{td.bits}'])} }}"
-    return f"{{ {test} {w.set_result(f'(p{more}) ? {true:#x}u : 0', TYPES[f'u{td.bits}'])} }}"
+        return f"{{ {test} {w.result_assignment(f'({value}) & {true:#x}', TYPES[f'u{td.bits}'])} }}"
+    return (
+        f"{{ {test} {w.result_assignment(f'(p{more}) ? {true:#x}u : 0', TYPES[f'u{td.bits}'])} }}"
+    )
 
 
 FLOATING: dict[str, Emit] = {

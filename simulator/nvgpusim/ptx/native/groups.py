@@ -52,7 +52,7 @@ def source_writer(w: OperandWriter, arg: Operand | None, bits: int) -> Writer:
     raise UnknownFormError
 
 
-def place_writer(w: OperandWriter, n: int) -> Writer:
+def address_writer(w: OperandWriter, n: int) -> Writer:
     """Operand n, an address, as a Place of groups.h."""
     arg = w.require_operand(n)
     if not isinstance(arg, Addr):
@@ -65,7 +65,7 @@ def place_writer(w: OperandWriter, n: int) -> Writer:
     return lambda place: f"(Place){{{source(place)}, {int(bits == 64)}, {offset:#x}ull}}"
 
 
-def _flag_writer(arg: Operand | None) -> Writer:
+def _predicate_writer(arg: Operand | None) -> Writer:
     """A predicate as a Flag."""
     if isinstance(arg, NegatedPredicate):
         index = arg.reg.index
@@ -90,7 +90,7 @@ def result_place_writer(arg: Operand | None, bits: int) -> Writer:
     return lambda place: place(index)
 
 
-def _mask_writer(w: OperandWriter, n: int) -> Writer:
+def _membermask_writer(w: OperandWriter, n: int) -> Writer:
     if not w.has_modifier("sync"):
         return lambda place: HERE
     return source_writer(w, w.require_operand(n), 32)
@@ -105,7 +105,7 @@ def _emit_shfl(w: OperandWriter) -> Writer:
     parts = (
         result_place_writer(first, 32), result_place_writer(second, 1),
         source_writer(w, source, 32), source_writer(w, w.require_operand(2), 32),
-        source_writer(w, w.require_operand(3), 32), _mask_writer(w, 4),
+        source_writer(w, w.require_operand(3), 32), _membermask_writer(w, 4),
     )  # fmt: skip
     return lambda place: _call_text(f"shuffle(c, S_{mode.upper()}", parts, place)
 
@@ -120,8 +120,8 @@ def _emit_vote(w: OperandWriter) -> Writer:
         raise UnknownFormError
     parts = (
         result_place_writer(w.i.args[0], 32 if mode == "ballot" else 1),
-        _flag_writer(w.require_operand(1)),
-        _mask_writer(w, 2),
+        _predicate_writer(w.require_operand(1)),
+        _membermask_writer(w, 2),
     )
     return lambda place: _call_text(f"vote(c, V_{mode.upper()}", parts, place)
 
@@ -133,7 +133,7 @@ def _emit_redux(w: OperandWriter) -> Writer:
     parts = (
         result_place_writer(w.i.args[0], 32),
         source_writer(w, w.require_operand(1), 32),
-        _mask_writer(w, 2),
+        _membermask_writer(w, 2),
     )
     kind = f"A_{op.upper()}, {int(w.type.kind == 's')}"
     return lambda place: _call_text(f"reduce(c, {kind}", parts, place)
@@ -166,7 +166,7 @@ def _emit_atomic(w: OperandWriter) -> Writer:
         raise UnknownFormError
     w.refuse_other_modifiers(*HINTS, *SPACES, op, "noftz")
     first, bits = 1 if red else 2, w.type.bits
-    where = place_writer(w, first - 1)
+    where = address_writer(w, first - 1)
     parts = (
         (lambda place: "0") if red else result_place_writer(w.i.args[0], bits),
         where,
@@ -196,13 +196,13 @@ def emit_mbarrier(w: OperandWriter) -> Writer:
             if w.has_modifier("init")
             else lambda place: NOTHING
         )
-        parts, head = (place_writer(w, 0), count), f"barrier_init(c, {generic}"
+        parts, head = (address_writer(w, 0), count), f"barrier_init(c, {generic}"
         if not w.frame.watched:
             return lambda place: _call_text(head, parts, place)
         tell = f"tell_init(c, {w.frame.site_number(w.i)}, '{SPACE[state_space(w)]}'"
         return lambda place: f"{_call_text(tell, parts, place)} && {_call_text(head, parts, place)}"
     if w.has_modifier("test_wait", "try_wait"):
-        parity, where = w.has_modifier("parity"), place_writer(w, 1)
+        parity, where = w.has_modifier("parity"), address_writer(w, 1)
         tests = (
             result_place_writer(w.i.args[0], 1),
             where,
@@ -224,7 +224,7 @@ def emit_mbarrier(w: OperandWriter) -> Writer:
 
 def _arrival_writer(w: OperandWriter) -> Writer:
     at = 0 if len(w.i.args) == 1 else 1
-    one, where = "(Source){0, 1}", place_writer(w, at)
+    one, where = "(Source){0, 1}", address_writer(w, at)
     given = (
         source_writer(w, w.require_operand(at + 1), 32)
         if len(w.i.args) > at + 1
@@ -247,7 +247,7 @@ def _emit_match(w: OperandWriter) -> Writer:
     first, second = (d.first, d.second) if isinstance(d, DestinationPair) else (d, None)
     parts = (
         result_place_writer(first, 32), result_place_writer(second, 1),
-        source_writer(w, w.require_operand(1), w.type.bits), _mask_writer(w, 2),
+        source_writer(w, w.require_operand(1), w.type.bits), _membermask_writer(w, 2),
     )  # fmt: skip
     head = f"match(c, {int(w.has_modifier('all'))}, {int(w.type.bits == 64)}"
     return lambda place: _call_text(head, parts, place)
@@ -284,7 +284,7 @@ def _emit_cp_async(w: OperandWriter) -> Writer:
         if len(w.i.args) > 3
         else lambda place: f"(Source){{0, {size}}}"
     )
-    parts = place_writer(w, 0), place_writer(w, 1), real
+    parts = address_writer(w, 0), address_writer(w, 1), real
     tell = f" && tell_copies(c, {w.frame.site_number(w.i)})" if told else ""
     return lambda place: _call_text(f"begin_copies(c, {size}", parts, place) + tell
 
@@ -303,7 +303,7 @@ def _emit_cp_async_arrive(w: OperandWriter, land: str) -> Writer:
     if w.has_modifier("noinc"):
         arrives = _arrival_writer(w)
         return lambda place: land + arrives(place)
-    generic, place_of = int(state_space(w) == "generic"), place_writer(w, 0)
+    generic, place_of = int(state_space(w) == "generic"), address_writer(w, 0)
     return lambda place: f"{land}barriers(c, {generic}, {place_of(place)})"
 
 

@@ -39,7 +39,7 @@ def guard_condition(instr: Instr) -> str:
     return "" if instr.guard is None else f"{'!' * instr.guard_not}r{instr.guard.index}"
 
 
-def write_instruction(instr: Instr, frame: KernelNumbering) -> InstructionText:
+def instruction_to_c(instr: Instr, frame: KernelNumbering) -> InstructionText:
     """An instruction in C. Raises PtxError for one, or a form, that nobody has written."""
     words = OperandWriter(instr, frame)
     if instr.op not in TABLE and instr.op not in GROUPS:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ...mappings_table import address_of
-from ..compile import KernelCode
+from ...mappings_table import array_address
 from ..operands import CONTAINER
 from ..spaces import UNPLACED, WINDOW_BYTES
 from ..state import UNWRITTEN, ChunkState, GridLaunch, KernelFault, Lanes
+from ..translate import KernelCode
 from .build import KernelLibrary
 from .c_file import c_source
 from .watch import NativeShadow
@@ -27,7 +27,7 @@ COPY = np.dtype([(name, np.int64) for name in ("to", "from", "src")] + [
 KEPT = 4
 """Chunks of a kernel whose memory is kept for the next launch."""
 LOOK, WHOLE, SPLIT, WRONG = range(4)
-"""Results of `run` (see `c_file._run_function`)."""
+"""Results of `run` (see `c_file._run_function_lines`)."""
 LOOKS = 64
 """Looks at memory of a lane that a search for endless waits remembers."""
 ONE_LOOK = np.dtype([(name, np.int64) for name in ("at", "space", "lane")] + [
@@ -57,7 +57,7 @@ class CallStruct(ctypes.Structure):
         ("shared_bytes", _INT), ("threads", _INT), ("local", _POINTER), ("rows", _POINTER),
         ("depth", _INT), ("bank0", _POINTER), ("bank0_bytes", _INT), ("param", _POINTER),
         ("param_bytes", _INT), ("bank3", _POINTER), ("bank3_bytes", _INT), ("shared_window", _INT),
-        ("local_window", _INT), ("extents", _POINTER), ("extent_count", _INT),
+        ("local_window", _INT), ("mappings", _POINTER), ("mapping_count", _INT),
         ("watch", _POINTER), ("copies", _POINTER), ("commits", _POINTER), ("copy_count", _INT),
         ("copy_room", _INT), ("looks", _POINTER),
         *((name, _INT) for name in ("look_count", "look_room", "changes")),
@@ -86,7 +86,7 @@ class NativeKernel:
         }  # read before they are written, in some lane
 
 
-def native_kernel_of(code: KernelCode) -> NativeKernel:
+def get_or_compile_kernel(code: KernelCode) -> NativeKernel:
     """A kernel, compiled. Raises NoCompilerError."""
     if code.native is None:
         code.native = NativeKernel(code)
@@ -103,7 +103,7 @@ class NativeChunk:
         self.argument = ctypes.addressof(self.call)
         self.next = np.empty(st.n, np.int32)
         self.scratch, self.some, self.ended = (np.empty(st.n, np.uint64) for _ in range(3))
-        self.extents: Any = None
+        self.mapping_table: Any = None
         self.watcher: NativeShadow | None = None
         if native.watched:
             self.watcher = NativeShadow(native.widest, st)
@@ -112,7 +112,7 @@ class NativeChunk:
         self.looks: Any = None
         if native.copying:
             self.commits = np.zeros(st.n, np.int64)
-            self.call.commits = address_of(self.commits)
+            self.call.commits = array_address(self.commits)
             self.double_copy_room()
         self._allocate_registers()
         self._set_geometry()
@@ -124,14 +124,14 @@ class NativeChunk:
         c = self.call
         more = np.zeros(max(2 * len(self.copies), COPIES * self.st.n), COPY)
         more[: c.copy_count] = self.copies[: c.copy_count]
-        self.copies, c.copies, c.copy_room = more, address_of(more), len(more)
+        self.copies, c.copies, c.copy_room = more, array_address(more), len(more)
 
     def _allocate_registers(self) -> None:
         """One piece of memory for all registers that live between blocks."""
         st, native = self.st, self.native
         sizes = [t.itemsize * st.n + 63 & ~63 for t in native.types]
         self.memory = np.empty(sum(sizes) + 64, np.uint8)
-        first = address_of(self.memory)
+        first = array_address(self.memory)
         start, places = -first % 64, []
         for index, t, size in zip(native.code.kept, native.types, sizes, strict=True):
             st.R[index] = self.memory[start : start + t.itemsize * st.n].view(t)
@@ -153,29 +153,29 @@ class NativeChunk:
             known[n] if n in known else launch.special_register_value(n, st) for n in frame.specials
         ]
         self.specials = [np.ascontiguousarray(v, np.uint32) for v in made]
-        self.special_at = np.array([address_of(v) for v in self.specials], np.uint64)
+        self.special_at = np.array([array_address(v) for v in self.specials], np.uint64)
         self.masks = np.array([-1 if v.ndim else 0 for v in made], np.int64)
         self.symbols = np.zeros(len(frame.symbols), np.uint64)
         c.next, c.scratch, c.reg = (
-            address_of(self.next),
-            address_of(self.scratch),
-            address_of(self.places),
+            array_address(self.next),
+            array_address(self.scratch),
+            array_address(self.places),
         )
-        c.some, c.ended = address_of(self.some), address_of(self.ended)
+        c.some, c.ended = array_address(self.some), array_address(self.ended)
         c.special, c.special_mask, c.symbol = (
-            address_of(self.special_at),
-            address_of(self.masks),
-            address_of(self.symbols),
+            array_address(self.special_at),
+            array_address(self.masks),
+            array_address(self.symbols),
         )
         c.shared, c.shared_bytes, c.threads = (
-            address_of(st.shared),
+            array_address(st.shared),
             st.shared.shape[1],
             st.threads,
         )
         if st.local is not None:
             c.local, c.rows, c.depth = (
-                address_of(st.local.bytes),
-                address_of(st.local.rows),
+                array_address(st.local.bytes),
+                array_address(st.local.rows),
                 st.local.shape[1],
             )
 
@@ -191,10 +191,10 @@ class NativeChunk:
             self.symbols[n] = value & (1 << 64) - 1
         zero, three = launch.banks.get(0, b""), launch.banks.get(3, b"")
         self.banks = np.frombuffer(zero or b"\0", np.uint8), np.frombuffer(three or b"\0", np.uint8)
-        c.bank0, c.bank0_bytes = address_of(self.banks[0]), len(zero)
-        c.param = address_of(self.banks[0]) + launch.param_base
+        c.bank0, c.bank0_bytes = array_address(self.banks[0]), len(zero)
+        c.param = array_address(self.banks[0]) + launch.param_base
         c.param_bytes = max(0, len(zero) - launch.param_base)
-        c.bank3, c.bank3_bytes = address_of(self.banks[1]), len(three)
+        c.bank3, c.bank3_bytes = array_address(self.banks[1]), len(three)
         c.shared_window, c.local_window = launch.shared_window, launch.local_window
 
     def _symbol_or_unplaced_address(self, n: int, name: str) -> int:
@@ -222,7 +222,7 @@ class NativeChunk:
         """The chunk has ended: copies that nobody waited for still read their sources."""
         count = self.call.copy_count
         if self.watcher is not None and count:
-            self.watcher.record_source_reads(self.copies[:count])
+            self.watcher.check_copy_source_reads(self.copies[:count])
 
     def forget_launch(self) -> None:
         """Nothing of a watched launch is kept: neither its buffers nor their records."""
@@ -241,7 +241,7 @@ class NativeChunk:
             native.looking = KernelLibrary("#define LOOKING\n" + native.text)
         if self.looks is None:
             self.looks = np.zeros(LOOKS * self.st.n, ONE_LOOK)
-            c.looks, c.look_room = address_of(self.looks), len(self.looks)
+            c.looks, c.look_room = array_address(self.looks), len(self.looks)
 
     def run_lanes(self, entry: int, limit: int, budget: int, trusted: bool = False) -> int:
         """Run the active lanes from block `entry` on, below block `limit`.
@@ -251,17 +251,17 @@ class NativeChunk:
         """
         st, c, launch = self.st, self.call, self.launch
         table = launch.vm.mapping_rows()
-        if table is not self.extents:
-            self.extents = table
+        if table is not self.mapping_table:
+            self.mapping_table = table
             self.rows = rows = _rows_outside_windows(table, launch)
-            c.extents, c.extent_count = address_of(rows), len(rows)
+            c.mappings, c.mapping_count = array_address(rows), len(rows)
         mask = st.m
         if mask is None:
             c.n, c.lanes = st.n, 0
         else:
             mask = np.ascontiguousarray(mask, np.int64)
-            c.n, c.lanes = len(mask), address_of(mask)
-        c.live = 0 if st.live is None else address_of(st.live)
+            c.n, c.lanes = len(mask), array_address(mask)
+        c.live = 0 if st.live is None else array_address(st.live)
         c.entry, c.limit, c.budget, c.trusted = entry, limit, budget, trusted
         c.ticks, c.later = launch.thread_instrs, launch.later
         if self.watcher is not None:

@@ -25,7 +25,7 @@ def is_ordering_access(w: OperandWriter) -> bool:
     return w.frame.watched and (w.has_modifier(*ORDERED) or w.i.op in ("membar", "fence"))
 
 
-def _access_shape(w: OperandWriter) -> tuple[PtxType, int, str]:
+def _access_type_count_space(w: OperandWriter) -> tuple[PtxType, int, str]:
     """Type (as bits unless it is a float), number of elements, state space."""
     w.refuse_other_modifiers(*HINTS, *SPACES)
     t = w.type
@@ -105,8 +105,8 @@ def c_type_of(t: PtxType) -> str:
 def emit_load(w: OperandWriter) -> str:
     """ld: scalar and vector, kernel and call parameters."""
     if (slot := _call_parameter_or_none(w, 1)) is not None:
-        return w.set_result(w.operand_expression(slot, w.type))
-    t, count, space = _access_shape(w)
+        return w.result_assignment(w.operand_expression(slot, w.type))
+    t, count, space = _access_type_count_space(w)
     size, items = t.bits // 8, w.operand_items(0)
     if len(items) != count:
         raise w.make_error(f"{count} destinations are needed")
@@ -155,7 +155,7 @@ class MemoryStore(NamedTuple):
 
 def make_memory_store(w: OperandWriter) -> MemoryStore:
     """st to memory."""
-    t, count, space = _access_shape(w)
+    t, count, space = _access_type_count_space(w)
     items, arg = w.operand_items(1), w.i.args[0]
     if not isinstance(arg, Addr):
         raise w.make_error("operand 1 must be an address")
@@ -199,7 +199,7 @@ def emit_isspacep(w: OperandWriter) -> str:
     """Test if a generic address lies in a space."""
     inside = {name: f"a - c->{name}_window < 1ull << 32" for name in ("shared", "local")}
     test = {**inside, "global": f"!({inside['shared']}) && !({inside['local']})"}
-    put = w.set_result(test.get(state_space(w), "0"), PRED)
+    put = w.result_assignment(test.get(state_space(w), "0"), PRED)
     return f"{{ const uint64_t a = {w.arg(1, TYPES['u64'])}; {put} }}"
 
 

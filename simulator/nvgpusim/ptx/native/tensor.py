@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..operands import InstructionInKernel, state_space
 from ..parser.syntax import Operand
-from .groups import NOTHING, Writer, place_writer, result_place_writer, source_writer
+from .groups import NOTHING, Writer, address_writer, result_place_writer, source_writer
 from .memory import SPACE
 from .values import OperandWriter, UnknownFormError
 
@@ -77,7 +77,7 @@ def emit_ldmatrix(w: OperandWriter) -> Writer:
         raise UnknownFormError
     if len(items) != next((int(m[1:]) for m in w.mods if m in ("x1", "x2", "x4")), 0):
         raise w.make_error("wrong number of destinations")
-    place_of, goals = place_writer(w, 1), _results_writer(w, 32)
+    place_of, goals = address_writer(w, 1), _results_writer(w, 32)
     head = (
         f"load_matrices(c, {len(items)}, {int(w.has_modifier('trans'))}, "
         f"{int(space == 'generic')}, {w.frame.site_number(w.i)}"
@@ -117,7 +117,8 @@ def emit_wmma(w: OperandWriter) -> Writer:
     stride = (
         (lambda place: NOTHING) if dense else source_writer(w, w.require_operand(stride_at), 32)
     )
-    items, address, space = w.operand_items(1 - at), place_writer(w, at), SPACE.get(state_space(w))
+    items, address = w.operand_items(1 - at), address_writer(w, at)
+    space = SPACE.get(state_space(w))
     if space is None:
         raise UnknownFormError
     shape = f"{rows}, {columns}, {int(w.has_modifier('col'))}, {size}"

@@ -193,7 +193,7 @@ class OperandWriter(InstructionInKernel):
         bits = f"({unsigned_c_type(arg.bits)}){inner}({value})"
         return f"r{arg.index} = {f'as_f{arg.bits}({bits})' if real else bits};"
 
-    def set_result(self, value: str, t: PtxType | None = None) -> str:
+    def result_assignment(self, value: str, t: PtxType | None = None) -> str:
         """A statement that writes the destination."""
         return self.assignment(self.i.args[0], t or self.type, value)
 

@@ -33,7 +33,7 @@ def emit_simd(w: OperandWriter) -> str:
         lines += [f"r = {form}; v {added};"]
     start = w.arg(3, U32) if w.has_modifier("add") else "0"
     head = f"uint32_t a = {w.arg(1, U32)}, b = {w.arg(2, U32)}, v = {start}; int32_t x, y, r;"
-    return f"{{ {head} {' '.join(lines)} {w.set_result('v', U32)} }}"
+    return f"{{ {head} {' '.join(lines)} {w.result_assignment('v', U32)} }}"
 
 
 def emit_scalar_video(w: OperandWriter) -> str:
@@ -49,7 +49,7 @@ def emit_scalar_video(w: OperandWriter) -> str:
     by = ""
     if w.i.op in ("vshl", "vshr"):
         by = "y &= 31; " if w.has_modifier("wrap") else "y = y < 32 ? y : 32; "
-    return f"{{ int64_t x = {x}, y = {y}; {by}{w.set_result(form, U32)} }}"
+    return f"{{ int64_t x = {x}, y = {y}; {by}{w.result_assignment(form, U32)} }}"
 
 
 VIDEO: dict[str, Emit] = {

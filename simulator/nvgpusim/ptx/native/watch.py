@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ...mappings_table import address_of
+from ...mappings_table import array_address
 from ..sanitizer.native_accesses import check_native_accesses
 from ..sanitizer.records import AccessRecords
 
@@ -53,13 +53,13 @@ class WatchedBuffer(ctypes.Structure):
         """Take the addresses of a memory's records."""
         self.granules = len(slots.write)
         self.write, self.low, self.high = (
-            address_of(slots.write),
-            address_of(slots.low),
-            address_of(slots.high),
+            array_address(slots.write),
+            array_address(slots.low),
+            array_address(slots.high),
         )
-        self.equal = 0 if slots.equal is None else address_of(slots.equal)
-        self.crowd = 0 if slots.crowd is None else address_of(slots.crowd.some)
-        self.flight = 0 if slots.flight is None else address_of(slots.flight)
+        self.equal = 0 if slots.equal is None else array_address(slots.equal)
+        self.crowd = 0 if slots.crowd is None else array_address(slots.crowd.some)
+        self.flight = 0 if slots.flight is None else array_address(slots.flight)
 
 
 class WatchStruct(ctypes.Structure):
@@ -85,12 +85,8 @@ _watchers: WeakValueDictionary[int, NativeShadow] = WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
-def _enter_buffer_for_c(token: int, address: int, write: int) -> int:
-    return int(_watchers[token].enter_buffer_at(address, bool(write)))
-
-
-_LOCATE = _CALLED(_enter_buffer_for_c)
-_TELL = _TOLD(lambda token: _watchers[token].check_told_accesses())
+_LOCATE = _CALLED(lambda token, at, write: _watchers[token].try_enter_buffer_at(at, bool(write)))
+_TELL = _TOLD(lambda token: _watchers[token].check_accesses_told_by_c())
 
 
 class NativeShadow:
@@ -100,12 +96,12 @@ class NativeShadow:
         self.told = np.zeros(max(st.n, LOST), TOLD)
         self.struct = WatchStruct(
             locate=_LOCATE, tell=_TELL, token=next(_numbers), lost_room=LOST,
-            told=address_of(self.told), told_room=len(self.told),
+            told=array_address(self.told), told_room=len(self.told),
         )  # fmt: skip
         self.raised: BaseException | None = None
         _watchers[self.struct.token] = self
         self.saved = np.empty((st.n * widest, 2), np.uint64)
-        self.struct.saved = address_of(self.saved)
+        self.struct.saved = array_address(self.saved)
         self.lost = np.empty((0, 3), np.uint64)
         self.rows: Any = None
         self.slots: list[AccessRecords] = []
@@ -126,16 +122,16 @@ class NativeShadow:
         w.crowded = shadow.race and self.o.facts.crowded
         if w.crowded and not len(self.lost):
             self.lost = np.empty((LOST, 3), np.uint64)
-            w.lost = address_of(self.lost)
+            w.lost = array_address(self.lost)
         w.shared_end = limit = st.shared.shape[1]
         if shadow.bounds and not launch.code.dynamic:
             w.shared_end = min(limit, launch.code.shared_bytes)
         w.whole_warps = st.threads % 32 == 0
         w.shared_grain = shadow.grain.bit_length() - 1
         w.global_grain = self.o.grain.bit_length() - 1
-        w.gid, w.thread = address_of(shadow.gid), address_of(st.thread)
-        w.passed, w.warped = address_of(shadow.passed), address_of(shadow.warped)
-        w.local = address_of(shadow.local) if len(shadow.local) else 0
+        w.gid, w.thread = array_address(shadow.gid), array_address(st.thread)
+        w.passed, w.warped = array_address(shadow.passed), array_address(shadow.warped)
+        w.local = array_address(shadow.local) if len(shadow.local) else 0
         w.full, self.shapes = 0, -1
 
     def forget_launch(self) -> None:
@@ -175,7 +171,7 @@ class NativeShadow:
         if raised is not None:
             raise raised
 
-    def record_source_reads(self, copies: Any) -> None:
+    def check_copy_source_reads(self, copies: Any) -> None:
         """Copies (see `machine.COPY`) read their sources."""
         told = np.zeros(len(copies), TOLD)
         told["lane"], told["at"], told["site"] = copies["lane"], copies["src"], copies["site"]
@@ -183,7 +179,7 @@ class NativeShadow:
         if len(told := told[told["size"] > 0]):
             check_native_accesses(self.shadow, told)
 
-    def check_told_accesses(self) -> None:
+    def check_accesses_told_by_c(self) -> None:
         """C tells of barriers, of reads that it keeps no record of, and of other accesses."""
         w = self.struct
         try:
@@ -199,7 +195,7 @@ class NativeShadow:
             self.raised = self.raised or e
         self._update_struct()
 
-    def enter_buffer_at(self, address: int, write: bool) -> bool:
+    def try_enter_buffer_at(self, address: int, write: bool) -> bool:
         """Enter the piece that holds an address; False: C tells of the access."""
         w, o = self.struct, self.o
         mapping = o.mapping_at(address)
@@ -219,7 +215,7 @@ class NativeShadow:
         piece, row = w.pieces[w.piece_count], self.rows[row]
         piece.start, piece.end, piece.origin, wrote = bounds
         piece.mapping = MappingRow(*row.tolist())
-        piece.wrote = 0 if wrote is None else address_of(wrote)
+        piece.wrote = 0 if wrote is None else array_address(wrote)
         piece.base = mapping.va - mapping.buf_offset
         piece.records, piece.write = False, 0
         self.held += [wrote, mapping.mapped_memory]
@@ -234,14 +230,14 @@ class NativeShadow:
 
     def _touchable_bounds(self, mapping: Any, address: int) -> tuple[int, int, int, Any] | None:
         """Start and end of what may be touched there, where its words begin, which are written."""
-        extents = self.o.extents
-        extent = self.o.piece_at(address)
-        if extent is None:
-            if extents.ever_had_piece_in(mapping.va, mapping.end):
+        allocated = self.o.allocated
+        piece = self.o.piece_at(address)
+        if piece is None:
+            if allocated.ever_had_piece_in(mapping.va, mapping.end):
                 return None
             asked = mapping.va - mapping.buf_offset + mapping.buf.asked
             return mapping.va, min(mapping.end, asked), mapping.va, None
-        if extent.wrote is not None and extent.wrote.all():
-            extent.wrote = None
-        wrote = extent.wrote if self.shadow.init else None
-        return max(mapping.va, extent.va), min(mapping.end, extent.end), extent.va, wrote
+        if piece.wrote is not None and piece.wrote.all():
+            piece.wrote = None
+        wrote = piece.wrote if self.shadow.init else None
+        return max(mapping.va, piece.va), min(mapping.end, piece.end), piece.va, wrote

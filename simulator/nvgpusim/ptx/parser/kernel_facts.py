@@ -45,7 +45,10 @@ class KernelFacts:
         )
         self.blind = [False, *(_discards_result(instr, named) for instr in sites)]
         self.compares = np.array([False, *("cas" in instr.mods for instr in sites)])
-        self.wide = np.array([False, *(_is_64_bit(instr) for instr in sites)])
+        wide = {"b64", "u64", "s64", "f64"}
+        self.wide = np.array(
+            [False, *(i.op == "mbarrier" or not wide.isdisjoint(i.mods) for i in sites)]
+        )
         self.mixed = len({bool(w) for w, s in zip(self.wide, self.strong, strict=True) if s}) > 1
         self.scoped = [n for n, instr in enumerate(sites, 1) if "cta" in instr.mods]
 
@@ -56,10 +59,6 @@ def _is_atomic(instr: Instr) -> bool:
         or (instr.op == "mbarrier" and "init" not in instr.mods)
         or not _ORDERED.isdisjoint(instr.mods)
     )
-
-
-def _is_64_bit(instr: Instr) -> bool:
-    return instr.op == "mbarrier" or any(m in ("b64", "u64", "s64", "f64") for m in instr.mods)
 
 
 def _discards_result(instr: Instr, named: Counter[int]) -> bool:

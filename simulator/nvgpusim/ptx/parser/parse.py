@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .body import KernelBodyParser
+from .constant_propagation import replace_registers_by_literals
 from .kernel_facts import loads_compared_by_cas
-from .literals import replace_known_registers
 from .reader import FunctionDeclaration, TokenReader, signature_sizes
 from .syntax import Kernel, PtxError, PtxModule
 
@@ -38,11 +38,11 @@ class ModuleParser(TokenReader):
         for at, tok in enumerate(self.toks):
             if tok.text == ".func":
                 self.at = at + 1
-                self.note_function()
+                self.record_function_declaration()
             elif tok.text == ".file":
                 number, name = self.toks[at + 1].text, self.toks[at + 2].text
                 self.files[int(number)] = name.strip('"')
-        self.note_addressed_functions()
+        self.record_addressed_functions()
         self.at = 0
         while (tok := self.peek()).kind != "end":
             if tok.text in (".version", ".target", ".address_size", ".file"):
@@ -92,7 +92,7 @@ class ModuleParser(TokenReader):
         if self.skip_to("{", ";", lacking="function without body").text == "{":
             self.skip_block()
 
-    def note_function(self) -> None:
+    def record_function_declaration(self) -> None:
         """Note where a function's body begins and what its parameters are called."""
         name, *lists = self.take_signature()
         if self.skip_to("{", ";", lacking="function without body").text == "{":
@@ -122,7 +122,7 @@ class ModuleParser(TokenReader):
                 raise e from None
             self.module.kernels[name] = Kernel(name, refusal=f"{e} (kernel {name})")
 
-    def note_addressed_functions(self) -> None:
+    def record_addressed_functions(self) -> None:
         """Note the functions whose address somebody takes: a call by address can reach them."""
         head = ""
         for tok in self.toks:
@@ -167,7 +167,7 @@ class ModuleParser(TokenReader):
         for n in loads_compared_by_cas(kernel):
             instr = kernel.instrs[n]
             kernel.instrs[n] = replace(instr, mods=(*instr.mods, "relaxed"))
-        replace_known_registers(kernel)
+        replace_registers_by_literals(kernel)
         self.module.kernels[kernel.name] = kernel
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...allocated_pieces import WORD, AllocatedPiece
 from ..parser.syntax import Instr, Vec, register_numbers
 from ..state import ChunkState, Lanes
-from .clocks import LaneClocks, LaunchChecks
+from .clocks import LaneClocks, SanitizerProtocol
 from .records import AccessRecords
 
 
@@ -46,7 +46,7 @@ class AccessChecks(LaneClocks):
 
     init = bounds = True
 
-    def __init__(self, owner: LaunchChecks, st: ChunkState) -> None:
+    def __init__(self, owner: SanitizerProtocol, st: ChunkState) -> None:
         super().__init__(owner, st)
         self.pieces: dict[int, AllocatedPiece] = {}
 
@@ -79,34 +79,34 @@ class AccessChecks(LaneClocks):
         """A global access of the active lanes: ends of buffers, reads of what nobody wrote."""
         addr, lanes = where, self.st.active_lanes()
         low, high = int(addr.min()), int(addr.max()) + total
-        extent = self.pieces.get(self.st.site)
-        if extent is None or not extent.va <= low < extent.end:
-            extent = self.o.piece_at(low)
-            if extent is not None:
-                self.pieces[self.st.site] = extent
-        if extent is not None and high <= extent.end:
-            self._check_or_mark_written(extent, lanes, addr, total, access)
+        piece = self.pieces.get(self.st.site)
+        if piece is None or not piece.va <= low < piece.end:
+            piece = self.o.piece_at(low)
+            if piece is not None:
+                self.pieces[self.st.site] = piece
+        if piece is not None and high <= piece.end:
+            self._check_or_mark_written(piece, lanes, addr, total, access)
             return
         mapping = self.o.mapping_at(low)
         whole = mapping is not None and high <= mapping.end
-        if whole and not self.o.extents.ever_had_piece_in(mapping.va, mapping.end):
+        if whole and not self.o.allocated.ever_had_piece_in(mapping.va, mapping.end):
             self._check_driver_sized_buffer(lanes, where, total, access, mapping)
             return
         left = np.arange(len(where))
         while len(left):
             va = int(where[left[0]])
-            extent = self.o.piece_at(va)
-            if extent is None or va + total > extent.end:
+            piece = self.o.piece_at(va)
+            if piece is None or va + total > piece.end:
                 self._report_outside_access(int(lanes[left[0]]), va, total, access)
-                beyond = extent.end if extent is not None else self.o.extents.next_piece_start(va)
+                beyond = piece.end if piece is not None else self.o.allocated.next_piece_start(va)
                 gone = (where[left] >= where[left[0]]) & (
                     where[left] < np.uint64(max(beyond, va + 1))
                 )
                 left = left[~gone]
                 continue
-            here = (where[left] >= extent.va) & (where[left] + np.uint64(total) <= extent.end)
+            here = (where[left] >= piece.va) & (where[left] + np.uint64(total) <= piece.end)
             inside = left[here]
-            self._check_or_mark_written(extent, lanes[inside], where[inside], total, access)
+            self._check_or_mark_written(piece, lanes[inside], where[inside], total, access)
             left = left[~here]
 
     def _check_driver_sized_buffer(
@@ -125,8 +125,8 @@ class AccessChecks(LaneClocks):
         mapping = self.o.mapping_at(va)
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
-        kind, what = self.o.extents.miss_kind_and_text(va, self.o.now)
-        if not self.o.extents.ever_had_piece_in(mapping.va, mapping.end) and kind != "free":
+        kind, what = self.o.allocated.miss_kind_and_text(va, self.o.now)
+        if not self.o.allocated.ever_had_piece_in(mapping.va, mapping.end) and kind != "free":
             one = np.array([va], np.uint64)
             self._check_driver_sized_buffer(np.array([lane]), one, total, access, mapping)
             return
@@ -153,16 +153,16 @@ class AccessChecks(LaneClocks):
         )
 
     def _check_or_mark_written(
-        self, extent: AllocatedPiece, lanes: Lanes, addr: Any, total: int, access: str
+        self, piece: AllocatedPiece, lanes: Lanes, addr: Any, total: int, access: str
     ) -> None:
-        if extent.wrote is None or not self.init:
+        if piece.wrote is None or not self.init:
             return
-        first = ((addr - np.uint64(extent.va)) // np.uint64(WORD)).astype(np.int64)
+        first = ((addr - np.uint64(piece.va)) // np.uint64(WORD)).astype(np.int64)
         index = first[:, None] + np.arange(max(1, total // WORD))
         if access == "write":
-            extent.wrote[index] = True
+            piece.wrote[index] = True
             return
-        known = extent.wrote[index]
+        known = piece.wrote[index]
         if not known.all() and access == "read" and total > WORD:
             known |= ~self.used_byte_mask(total).reshape(-1, WORD).any(1)
         if not known.all():
@@ -171,8 +171,8 @@ class AccessChecks(LaneClocks):
             self.add_finding(
                 "init",
                 self.st.site,
-                f"{self.site_text(self.st.site, access)} of +{int(first[n]) * WORD} in {extent} by "
+                f"{self.site_text(self.st.site, access)} of +{int(first[n]) * WORD} in {piece} by "
                 f"{self.lane_text(lane)}: nobody has written it",
             )
         if access == "atomic":
-            extent.wrote[index] = True
+            piece.wrote[index] = True

@@ -20,11 +20,11 @@ WORDS = 32
 """Words of one strong write that are released apart; more count as one."""
 
 
-class LaunchChecks(Protocol):
+class SanitizerProtocol(Protocol):
     """All launches' checks, as a chunk sees them: `sanitize.Sanitizer`."""
 
     checks: frozenset[str]
-    extents: AllocatedPieces
+    allocated: AllocatedPieces
     releases: FencedWrites
     tick: int
     now: int | None
@@ -51,7 +51,7 @@ class LaneClocks:
     race = True
     shared: AccessRecords
 
-    def __init__(self, owner: LaunchChecks, st: ChunkState) -> None:
+    def __init__(self, owner: SanitizerProtocol, st: ChunkState) -> None:
         self.o, self.st, self.launch = owner, st, st.launch
         self.facts = owner.facts
         self.first = self._now_word()
@@ -83,7 +83,7 @@ class LaneClocks:
 
     # reports
 
-    def unordered_records(self, lanes: Lanes, records: Words, space: str) -> NDArray[np.bool_]:
+    def unordered_mask(self, lanes: Lanes, records: Words, space: str) -> NDArray[np.bool_]:
         """Select the records that are neither the lane's own nor ordered before its access."""
         if space == "shared":
             me, older = lanes, records < self.passed[lanes]
@@ -119,10 +119,10 @@ class LaneClocks:
         left = ~fine
         if np.count_nonzero(left):
             source = thread if space == "global" else self.gid[thread % self.st.n]
-            fine[left] |= self._ordered_by_fences(lane[left], record[left], source[left])
+            fine[left] |= self._ordered_by_fences_mask(lane[left], record[left], source[left])
         bad[which[fine]] = False
 
-    def _ordered_by_fences(self, lane: Lanes, record: Words, thread: Any) -> NDArray[np.bool_]:
+    def _ordered_by_fences_mask(self, lane: Lanes, record: Words, thread: Any) -> NDArray[np.bool_]:
         """True where a fence after the record was released and the lane knows of it."""
         when = (record >> np.uint64(TICK)).astype(np.int64)
         fine: NDArray[np.bool_] = when < self.o.releases.forgot

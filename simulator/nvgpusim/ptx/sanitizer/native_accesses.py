@@ -78,4 +78,4 @@ def _check_rows_of_instruction(shadow: ChunkShadow, what: str, space: str, rows:
         case "o", _:
             shadow.on_copies_waited(lanes, 1)
         case "x", _ if (instr := shadow.st.at) is not None:
-            shadow.report_changed_source(lanes, instr)
+            shadow.report_changed_copy_source(lanes, instr)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..parser.syntax import Instr
 from ..state import ChunkState, Lanes
 from .access_checks import AccessChecks, instruction_text
-from .clocks import LaunchChecks
+from .clocks import SanitizerProtocol
 from .fenced_writes import Words
 from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, AccessRecords
 
@@ -30,7 +30,7 @@ WAITS = ("test_wait", "try_wait")
 class RaceChecks(AccessChecks):
     """A chunk's lanes, the records of its shared memory, and what is a race with them."""
 
-    def __init__(self, owner: LaunchChecks, st: ChunkState) -> None:
+    def __init__(self, owner: SanitizerProtocol, st: ChunkState) -> None:
         super().__init__(owner, st)
         code = st.launch.code
         self.race, self.init = "race" in owner.checks, "init" in owner.checks
@@ -53,9 +53,9 @@ class RaceChecks(AccessChecks):
             )
             return f"{best[1]}+{offset - best[0]}"
         va = mapping.va - mapping.buf_offset + index * self.o.grain
-        extent = self.o.piece_at(va)
-        if extent is not None:
-            return f"+{va - extent.va} in {extent}"
+        piece = self.o.piece_at(va)
+        if piece is not None:
+            return f"+{va - piece.va} in {piece}"
         return f"+{index * self.o.grain:#x} in {mapping.buf!r}"
 
     def _report_race(
@@ -134,7 +134,7 @@ class RaceChecks(AccessChecks):
                 scoped = np.isin(sites, self.facts.scoped) & (sites < SITES)
                 fine &= near | ~(self.is_block_scoped() | scoped)
             if self.facts.mixed:
-                fine &= self._records_of_equal_width(records)
+                fine &= self._equal_width_mask(records)
             bad &= ~fine
 
     def _sites_of_records(self, records: Words) -> NDArray[np.int64]:
@@ -142,14 +142,14 @@ class RaceChecks(AccessChecks):
         sites = (records >> np.uint64(SITE)).astype(np.int64) & SITES
         return np.where(records < self.o.start, 0, sites)
 
-    def _records_of_equal_width(self, records: Words) -> NDArray[np.bool_]:
+    def _equal_width_mask(self, records: Words) -> NDArray[np.bool_]:
         """Select records of accesses as wide as this one: half of a word is no atomic access."""
         which = self._sites_of_records(records)
         wide = self.facts.wide
         found: NDArray[np.bool_] = (wide[which] == wide[self.st.site]) | (which == SITES)
         return found
 
-    def _records_of_cas(self, records: Words) -> NDArray[np.bool_]:
+    def _cas_mask(self, records: Words) -> NDArray[np.bool_]:
         """Select records of compare-and-swap."""
         which = self._sites_of_records(records)
         found: NDArray[np.bool_] = self.facts.compares[which]
@@ -196,12 +196,12 @@ class RaceChecks(AccessChecks):
         if slots.flight is not None:
             self._check_copies_in_flight(slots, lanes, index, "read")
         if int(np.maximum.reduce(records)) >= int(self._ordered_until(space)):
-            bad = self.unordered_records(lanes, records, space)
+            bad = self.unordered_mask(lanes, records, space)
             self._exempt_strong_pairs(bad, lanes, records, strong, space)
-            bad &= ~self._records_of_cas(records)
+            bad &= ~self._cas_mask(records)
             if np.count_nonzero(bad):
                 for equal in slots.equal_writes(index):
-                    bad &= (equal == 0) | self.unordered_records(lanes, equal, space)
+                    bad &= (equal == 0) | self.unordered_mask(lanes, equal, space)
             if np.count_nonzero(bad):
                 n = int(bad.nonzero()[0][0])
                 self._report_race(
@@ -209,7 +209,7 @@ class RaceChecks(AccessChecks):
                 )
         mine = self._make_own_records(lanes, space, strong)
         low, high = slots.low[index], slots.high[index]
-        older = self._stale_records(low, lanes, space), self._stale_records(high, lanes, space)
+        older = self._stale_mask(low, lanes, space), self._stale_mask(high, lanes, space)
         slots.low[index[::-1]] = _records_of_further_thread(low, mine, older[0], np.less)[::-1]
         slots.high[index] = _records_of_further_thread(high, mine, older[1], np.greater)
         if self.facts.crowded:
@@ -234,7 +234,7 @@ class RaceChecks(AccessChecks):
                     their = their[first]
                 slots.add_middle_reads(some, their)
 
-    def _stale_records(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
+    def _stale_mask(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
         """Records that are ordered before the lane by a barrier, or are of no thread."""
         shared = space == "shared"
         out: NDArray[np.bool_] = records < (self.passed[lanes] if shared else self.o.start)
@@ -272,14 +272,14 @@ class RaceChecks(AccessChecks):
                 continue
             if exempt and (records & ATOMIC).all():
                 continue
-            bad = self.unordered_records(lanes, records, space)
+            bad = self.unordered_mask(lanes, records, space)
             self._exempt_strong_pairs(bad, lanes, records, strong, space)
             if same is not None and np.count_nonzero(bad):
                 equal = bad & same()
                 if other == "write":
                     unchanged |= equal
                 else:
-                    equal &= self._reads_after_own_write(records, [last, *equals], space)
+                    equal &= self._read_after_own_write_mask(records, [last, *equals], space)
                 bad &= ~equal
             if np.count_nonzero(bad):
                 n = int(bad.nonzero()[0][0])
@@ -301,19 +301,19 @@ class RaceChecks(AccessChecks):
         if not len(which):
             return
         records, writers = slots.crowd.records[places], lanes[which]
-        bad = self.unordered_records(writers, records, space)
+        bad = self.unordered_mask(writers, records, space)
         slots.crowd.forget_reads(places[~bad], index[:0] if np.count_nonzero(bad) else index)
         self._exempt_strong_pairs(bad, writers, records, self._counts_as_strong(space), space)
         bad &= not self.facts.compares[self.st.site]
         if same is not None and np.count_nonzero(bad):
             writes = [slots.write[index][which], *(row[which] for row in slots.equal_writes(index))]
-            bad &= ~(same()[which] & self._reads_after_own_write(records, writes, space))
+            bad &= ~(same()[which] & self._read_after_own_write_mask(records, writes, space))
         if np.count_nonzero(bad):
             n = int(bad.nonzero()[0][0])
             at = int(index[which[n]])
             self._report_race("write", "read", space, int(writers[n]), int(records[n]), at, mapping)
 
-    def _reads_after_own_write(
+    def _read_after_own_write_mask(
         self, reads: Words, writes: list[Words], space: str
     ) -> NDArray[np.bool_]:
         """Reads by a block that itself had written before what is written once more."""

@@ -11,7 +11,7 @@ import numpy as np
 from ...allocated_pieces import AllocatedPiece, AllocatedPieces
 from ...memory import GpuAddressSpace
 from ..parser.kernel_facts import KernelFacts
-from ..state import ChunkState, CompiledKernel, GridLaunch
+from ..state import ChunkState, GridLaunch, TranslatedKernel
 from .fenced_writes import FencedWrites
 from .records import TICK, AccessRecords
 from .shadow import ChunkShadow
@@ -25,7 +25,7 @@ class Sanitizer:
     """
 
     checks: frozenset[str]
-    extents: AllocatedPieces = field(default_factory=AllocatedPieces)
+    allocated: AllocatedPieces = field(default_factory=AllocatedPieces)
     tick: int = 1
     now: int | None = None
     everything: bool = False
@@ -33,7 +33,7 @@ class Sanitizer:
     def __post_init__(self) -> None:
         self.memories: WeakKeyDictionary[Any, dict[int, AccessRecords]] = WeakKeyDictionary()
         self.releases = FencedWrites()
-        self.known: dict[int, tuple[CompiledKernel, KernelFacts]] = {}
+        self.known: dict[int, tuple[TranslatedKernel, KernelFacts]] = {}
 
     def on_launch_begin(self, launch: GridLaunch) -> None:
         """A launch starts: everything before it is ordered before it."""
@@ -68,7 +68,7 @@ class Sanitizer:
 
     def piece_at(self, va: int) -> AllocatedPiece | None:
         """The piece that held `va` when the launch was submitted."""
-        return self.extents.piece_at(va, self.now)
+        return self.allocated.piece_at(va, self.now)
 
     def make_shadow(self, st: ChunkState) -> ChunkShadow:
         """The records of a chunk's own memories."""

@@ -9,7 +9,7 @@ import numpy as np
 from ..parser.syntax import Instr
 from ..state import ChunkState, Lanes
 from .access_checks import instruction_text
-from .clocks import LaunchChecks
+from .clocks import SanitizerProtocol
 from .fenced_writes import Words
 from .races import WAITS, RaceChecks
 from .records import THREADS, AccessRecords
@@ -45,7 +45,7 @@ class DoneStore:
 class ChunkShadow(RaceChecks):
     """A chunk's lanes as their instructions see it, and who wrote its local memory."""
 
-    def __init__(self, owner: LaunchChecks, st: ChunkState) -> None:
+    def __init__(self, owner: SanitizerProtocol, st: ChunkState) -> None:
         super().__init__(owner, st)
         size = st.local.shape[0] * st.local.shape[1] if st.local is not None else 0
         self.local = np.zeros(size if self.init else 0, bool)
@@ -240,7 +240,7 @@ class ChunkShadow(RaceChecks):
                 kept.append((many[~done], index[~done]))
         self.bound = kept
 
-    def report_changed_source(self, lanes: Lanes, instr: Instr) -> None:
+    def report_changed_copy_source(self, lanes: Lanes, instr: Instr) -> None:
         """The sources of lanes' copies are not what they were when the copies began."""
         if self.race:
             self.add_finding(

@@ -365,10 +365,10 @@ def test_a_run_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_python_command() -> None:
-    assert cli.require_python_argv(("-m", "x"))[0] == sys.executable
-    assert cli.require_python_argv((sys.executable, "x"))[0] == sys.executable
+    assert cli.resolve_python_argv(("-m", "x"))[0] == sys.executable
+    assert cli.resolve_python_argv((sys.executable, "x"))[0] == sys.executable
     with pytest.raises(SimError):
-        cli.require_python_argv(())
+        cli.resolve_python_argv(())
 
 
 def test_options_round_trip() -> None:

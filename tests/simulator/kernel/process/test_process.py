@@ -17,7 +17,7 @@ from tests.simulator.kernel.process.test_cli import cache, script  # noqa: F401 
 from tests.simulator.kernel.rawclient import Board
 
 from nvgpusim import cli
-from nvgpusim.allocated_pieces import EXTENTS, AllocatedPieces
+from nvgpusim.allocated_pieces import ALLOCATED_PIECES, AllocatedPieces
 from nvgpusim.options import Options
 from nvgpusim.orin import report
 from nvgpusim.orin.gpu_api import FaultReport
@@ -76,13 +76,13 @@ def test_the_report_is_written_once(tmp_path: Path) -> None:
 def test_writes_are_kept_for_who_asks(sanitize: tuple[str, ...], kept: bool) -> None:
     # Each look at a signal would pay for it: 5 us of the 45 us that a wait cost.
     with process(None, sanitize=sanitize):
-        assert EXTENTS.keeps_writes is kept
-        extents = AllocatedPieces(keeps_writes=EXTENTS.keeps_writes)
-    extents.add_piece(0x1000, 64)
-    extents.note_non_kernel_write(0x1000, 4)
-    wrote = extents.pieces[0x1000][0].wrote
+        assert ALLOCATED_PIECES.keeps_writes is kept
+        allocated = AllocatedPieces(keeps_writes=ALLOCATED_PIECES.keeps_writes)
+    allocated.add_piece(0x1000, 64)
+    allocated.note_non_kernel_write(0x1000, 4)
+    wrote = allocated.pieces[0x1000][0].wrote
     assert (wrote is not None and wrote.tolist() == [True] + [False] * 15) is kept
-    assert EXTENTS.keeps_writes
+    assert ALLOCATED_PIECES.keeps_writes
 
 
 def test_recorded_traces_have_names_of_their_own(tmp_path: Path) -> None:

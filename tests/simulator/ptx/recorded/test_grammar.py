@@ -14,7 +14,7 @@ from tests.simulator.ptx.recorded import grammar
 from tests.simulator.ptx.recorded.oracle_cases import Case
 from tests.simulator.ptx.recorded.test_oracle import differences, interpret
 
-from nvgpusim.ptx.compile import supported_opcodes
+from nvgpusim.ptx.translate import supported_opcodes
 
 HERE = Path(__file__).resolve().parent
 RECORDED = np.load(HERE / "grammar.npz")

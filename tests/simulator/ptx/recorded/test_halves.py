@@ -12,7 +12,7 @@ from tests.patches.conftest import wheel_file
 from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.recorded import halves
 
-from nvgpusim.ptx import Launch, PtxModule, compile_kernel, parse
+from nvgpusim.ptx import Launch, PtxModule, parse, translate_kernel
 
 RECORDED = np.load(Path(__file__).resolve().parent / "halves.npz")
 ABOUT = json.loads(RECORDED["about"].tobytes())
@@ -35,7 +35,7 @@ def run(module: PtxModule, f: halves.Function) -> np.ndarray[tuple[int], np.dtyp
     arrays = np.zeros(f.words, "<u8"), *halves.inputs(f)
     pointers = [memory.add(a.view(np.uint8).copy()) for a in arrays]
     bank = bytes(0x160) + b"".join(p.to_bytes(8, "little") for p in pointers)
-    code = compile_kernel(module, module.kernels[f.kernel])
+    code = translate_kernel(module, module.kernels[f.kernel])
     Launch(code, memory, (1, 1, 1), (halves.LANES, 1, 1), {0: bank}).run_all_blocks()
     return np.asarray(memory.read(pointers[0], 8 * f.words).view("<u8"))
 

@@ -11,7 +11,7 @@ import pytest
 from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.recorded.oracle_cases import Case, cases
 
-from nvgpusim.ptx import Launch, compile_kernel, parse
+from nvgpusim.ptx import Launch, parse, translate_kernel
 
 HERE = Path(__file__).resolve().parent
 RECORDED = np.load(HERE / "oracle.npz")
@@ -22,7 +22,7 @@ FLOAT = {"f16": "<f2", "f32": "<f4", "f64": "<f8", "f16x2": "<f2"}
 def interpret(case: Case) -> Any:
     """Run a case; returns the output's raw bits."""
     module = parse(case.ptx)
-    code = compile_kernel(module, module.kernels[case.entry])
+    code = translate_kernel(module, module.kernels[case.entry])
     memory = FlatMemory()
     out = np.zeros(case.out_count, f"<u{case.out_bits // 8}")
     extra = case.initial if case.initial is not None else np.zeros(4, "<u4")

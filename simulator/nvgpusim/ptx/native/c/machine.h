@@ -64,8 +64,8 @@ typedef struct {
   const uint8_t* bank3;
   uint64_t bank3_bytes;
   uint64_t shared_window, local_window;
-  const MappingRow* extents;
-  int64_t extent_count;
+  const MappingRow* mappings;
+  int64_t mapping_count;
   struct Watch* watch;  // the sanitizer's side (watch.h)
   Copy* copies;
   int64_t* commits;
@@ -133,16 +133,16 @@ static inline uint8_t* enter(const MappingRow* e, Hit* h, uint64_t start, uint64
 static inline __attribute__((noinline)) uint8_t* find(const Call* c, Hit* h, uint64_t a, uint64_t size,
                                                int write) {
   if (a & (size - 1)) return 0;
-  int64_t low = 0, high = c->extent_count;
+  int64_t low = 0, high = c->mapping_count;
   while (low < high) {
     int64_t mid = (low + high) / 2;
-    if (c->extents[mid].start <= a)
+    if (c->mappings[mid].start <= a)
       low = mid + 1;
     else
       high = mid;
   }
   if (!low) return 0;
-  const MappingRow* e = &c->extents[low - 1];
+  const MappingRow* e = &c->mappings[low - 1];
   return enter(e, h, e->start, e->size, a, size, write);
 }
 

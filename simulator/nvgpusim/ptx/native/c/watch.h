@@ -118,7 +118,7 @@ static inline Who who(const Call* c, int64_t i, int is_shared) {
   return o;
 }
 
-// LaneClocks.unordered_records without fences and named barriers: 1 where it surely selects
+// LaneClocks.unordered_mask without fences and named barriers: 1 where it surely selects
 // nothing.
 static inline int ordered(const Who* o, const Watch* w, uint64_t threads, uint64_t record) {
   uint64_t other = record & THREAD;
@@ -129,7 +129,7 @@ static inline int ordered(const Who* o, const Watch* w, uint64_t threads, uint64
   return record < o->passed || (other - o->block) / 32 == (o->me - o->block) / 32;
 }
 
-// RaceChecks._stale_records.
+// RaceChecks._stale_mask.
 static inline int stale(const Who* o, const Watch* w, uint64_t threads, uint64_t record) {
   uint64_t other = record & THREAD;
   if (record < o->floor) return 1;

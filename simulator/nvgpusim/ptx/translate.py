@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .native.instructions import GROUPS, TABLE, InstructionText, register_effects, write_instruction
+from .native.instructions import GROUPS, TABLE, InstructionText, instruction_to_c, register_effects
 from .native.values import KernelNumbering
 from .operands import TYPES, InstructionInKernel
 from .parser.syntax import (
@@ -86,7 +86,7 @@ class CodeBlock:
 
 @dataclass
 class KernelCode:
-    """A kernel ready to be compiled to C.
+    """A kernel whose instructions are C.
 
     `texts`: C by id of the instruction. `kept`: registers that live between blocks; of a block's
     start and in it: `alive`, `writes`. `dynamic`: it has shared memory whose size the launch gives.
@@ -162,7 +162,7 @@ def _granules_by_space(kernel: Kernel) -> dict[str, int]:
     return out
 
 
-def compile_kernel(
+def translate_kernel(
     module: PtxModule, kernel: Kernel, fine: bool = False, turns: bool = True
 ) -> KernelCode:
     """Write every instruction as C. Raises PtxError naming the first one that is unknown.
@@ -181,7 +181,7 @@ def _make_kernel_code(
 ) -> KernelCode:
     frame = KernelNumbering(kernel, module, sites, turns)
     texts = {
-        id(i): write_instruction(i, frame)
+        id(i): instruction_to_c(i, frame)
         for i in kernel.instrs
         if i.op not in CALLS and (i.op not in _JUMPS or "warp" in i.mods)
     }
@@ -241,7 +241,7 @@ def _block_ending(site: InstructionInKernel, number: dict[int, int]) -> BlockEnd
     instr = site.i
     match instr.op:
         case "bra":
-            return BlockEnding("bra", (_block_of_label(site, number, instr.args[0]),), instr)
+            return BlockEnding("bra", (_label_to_block(site, number, instr.args[0]),), instr)
         case "exit" | "ret":
             return BlockEnding("exit", (END,), instr)
         case "brx":
@@ -249,7 +249,7 @@ def _block_ending(site: InstructionInKernel, number: dict[int, int]) -> BlockEnd
             if not isinstance(table, SymbolAddress) or table.name not in site.kernel.tables:
                 raise site.make_error("unknown branch table")
             names = site.kernel.tables[table.name]
-            targets = tuple(_block_of_label(site, number, SymbolAddress(name)) for name in names)
+            targets = tuple(_label_to_block(site, number, SymbolAddress(name)) for name in names)
             return BlockEnding("brx", targets, instr, site.require_operand(0))
         case "bar" | "barrier":
             return _barrier_ending(site)
@@ -274,7 +274,7 @@ def _barrier_ending(site: InstructionInKernel) -> BlockEnding:
     return BlockEnding(kind, (), site.i, site.require_operand(0), count)
 
 
-def _block_of_label(site: InstructionInKernel, number: dict[int, int], arg: Operand | None) -> int:
+def _label_to_block(site: InstructionInKernel, number: dict[int, int], arg: Operand | None) -> int:
     if not isinstance(arg, SymbolAddress):
         raise site.make_error("a branch needs a label")
     if arg.name not in site.kernel.labels:

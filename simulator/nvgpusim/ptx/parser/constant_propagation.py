@@ -11,7 +11,7 @@ _FIRST = {"shfl": 2, "vote": 2, "match": 2, "redux": 2}
 _BITS32 = {"b32", "u32", "s32"}
 
 
-def replace_known_registers(kernel: Kernel) -> None:
+def replace_registers_by_literals(kernel: Kernel) -> None:
     """Replace registers that a mov has set, with no label between."""
     labels, known = set(kernel.labels.values()), dict[int, Imm]()
     for at, instr in enumerate(kernel.instrs):
