@@ -24,18 +24,18 @@ def main() -> None:
         raw = sys.stdout.buffer
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", line_buffering=True)
     signals = signals_that_end()
-    _set_handler(signals, signal.default_int_handler)  # none leaves anything half written
+    _set_signal_handlers(signals, signal.default_int_handler)  # none leaves anything half written
     try:
         try:
             run()
         finally:  # the exit code is known, and Python takes a moment to end
-            _set_handler(signals, signal.SIG_IGN)
+            _set_signal_handlers(signals, signal.SIG_IGN)
     except KeyboardInterrupt:  # behind the last line, where there is nothing left to lose
-        _set_handler(signals, signal.SIG_IGN)
+        _set_signal_handlers(signals, signal.SIG_IGN)
         sys.exit(_INTERRUPTED)
 
 
-def _set_handler(signals: Iterable[signal.Signals], handler: Any) -> None:
+def _set_signal_handlers(signals: Iterable[signal.Signals], handler: Any) -> None:
     for number in signals:
         signal.signal(number, handler)
 

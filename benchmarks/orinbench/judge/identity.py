@@ -57,21 +57,21 @@ def _switch_as_integer(value: Any) -> Any:
 def case_label(record: Record) -> str:
     """Return the case in words: benchmark, test, backend, model."""
     model = f", {record.model_type}" if record.model_type else ""
-    return f"{benchmark_and_test(record)}, {record.backend}{model}"
+    return f"{full_test_name(record)}, {record.backend}{model}"
 
 
-def benchmark_and_test(record: Record) -> str:
+def full_test_name(record: Record) -> str:
     """Return the test, behind the benchmark's name unless it is llama-bench."""
     if record.benchmark == "llama-bench":
         return str(record.test)
     return f"{record.benchmark} {record.test}"
 
 
-def test_labels(records: Sequence[Record]) -> dict[str, str]:
+def labels_by_identity(records: Sequence[Record]) -> dict[str, str]:
     """Return the test of each identity, with the settings that tell it from others of its name."""
     cases: dict[tuple[str, str, str], dict[str, Record]] = {}
     for record in records:
-        same_name = benchmark_and_test(record), record.backend, record.model_type or ""
+        same_name = full_test_name(record), record.backend, record.model_type or ""
         cases.setdefault(same_name, {})[measurement_identity(record)] = record
     labels = {}
     for (test, *_), of in cases.items():

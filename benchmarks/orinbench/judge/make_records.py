@@ -76,7 +76,7 @@ def _machine_fields(run: RunResult, lane: LaneResult) -> Plain:
     return {
         "backends": plan.backend,
         "cpu_info": run.environment.cpu,
-        "gpu_info": identity.device_name if identity and lane.on_gpu else "",
+        "gpu_info": identity.device_name if identity and lane.ran_on_gpu else "",
         "n_threads": identity.n_threads if identity else plan.n_threads,
         "devices": plan.device,
         "build_commit": identity.build_commit if identity else None,
@@ -98,7 +98,7 @@ def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo
             "n_ubatch": lane.first_token and lane.first_token.warm and lane.first_token.warm.chunk,
             "type_k": row.warm_up.type_k if row.warm_up else None,
             "type_v": row.warm_up.type_v if row.warm_up else None,
-            "n_gpu_layers": model.n_layers + 1 if lane.on_gpu else 0,
+            "n_gpu_layers": model.n_layers + 1 if lane.ran_on_gpu else 0,
             "flash_attn": 0,
         }
     return fields | {
@@ -151,7 +151,7 @@ def _left_out_and_variables(lane: LaneResult, row: RowResult) -> Plain:
             "variables": dict(lane.plan.variables),
             "search_s": loading + (row.warm_up.search_s if row.warm_up else 0.0),
         }
-    if not lane.plan.is_tinygrad and lane.on_gpu:
+    if not lane.plan.is_tinygrad and lane.ran_on_gpu:
         switched_off = NO_CUDA_GRAPHS in os.environ
         extra["cuda_graphs"] = f"off ({NO_CUDA_GRAPHS})" if switched_off else "as llama.cpp decides"
     return extra
@@ -381,7 +381,7 @@ def row_warnings(
     else:
         before = [sample.clocks_before for sample in row.samples if sample.clocks_before]
         after = [sample.clocks_after for sample in row.samples if sample.clocks_after]
-        yield from clock_warnings(before, after, lane.on_gpu)
+        yield from clock_warnings(before, after, lane.ran_on_gpu)
     if environment.load_average > BUSY_SHARE * environment.cpu_count:
         yield BenchWarning(
             WarningKind.BUSY_MACHINE,

@@ -24,7 +24,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class RankTest:
+class RankTestResult:
     """A shift between two sides: its estimate, its interval, and p of "there is none".
 
     The interval is None where none of so few samples covers as much as asked. `least_p` is the
@@ -40,7 +40,7 @@ class RankTest:
 
 def signed_rank_test(
     differences: Sequence[float] | Floats, confidence: float = CONFIDENCE
-) -> RankTest:
+) -> RankTestResult:
     """Return Wilcoxon's signed rank test of differences of pairs, shape (n,), n at least 1.
 
     The estimate is Hodges and Lehmann's: the median of the means of all pairs of differences. The
@@ -56,12 +56,12 @@ def signed_rank_test(
     if len(moved):
         ranks = doubled_ranks(np.abs(moved))
         p_value = _two_sided_p(tuple(sorted(ranks)), None, int(ranks[moved > 0].sum()))
-    return RankTest(_sorted_median(means), low, high, p_value, min(1.0, 2.0 ** (1 - n)))
+    return RankTestResult(_sorted_median(means), low, high, p_value, min(1.0, 2.0 ** (1 - n)))
 
 
 def rank_sum_test(
     ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, confidence: float = CONFIDENCE
-) -> RankTest:
+) -> RankTestResult:
     """Return Wilcoxon's rank sum test (Mann and Whitney's) of two samples of at least 1 each.
 
     The estimate is Hodges and Lehmann's: the median of the differences of all pairs; the interval
@@ -74,7 +74,7 @@ def rank_sum_test(
     ranks_of_all = tuple(range(2, 2 * (len(a) + len(b)) + 1, 2))
     low, high = _interval_ends(differences, ranks_of_all, len(a), confidence)
     least_p = min(1.0, 2 / math.comb(len(a) + len(b), len(a)))
-    return RankTest(_sorted_median(differences), low, high, p_value, least_p)
+    return RankTestResult(_sorted_median(differences), low, high, p_value, least_p)
 
 
 @lru_cache(maxsize=16)

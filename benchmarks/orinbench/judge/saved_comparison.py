@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from orinbench.judge.identity import (
-    benchmark_and_test,
     case_key,
+    full_test_name,
+    labels_by_identity,
     machine_key,
     measurement_identity,
     setup_differences,
-    test_labels,
 )
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import (
@@ -129,7 +129,7 @@ def compare_saved(
     comparisons = [
         compare_records(record, then, noise.get(case_key(record))) for then, record in both
     ]
-    labels = test_labels([*before, *after])
+    labels = labels_by_identity([*before, *after])
     judged = [
         JudgedTest(
             labels[measurement_identity(record)],
@@ -139,11 +139,11 @@ def compare_saved(
         )
         for (_, record), comparison in zip(both, holm_adjusted(comparisons, questions), strict=True)
     ]
-    errors = {(benchmark_and_test(record), record.backend): record.error for record in after}
+    errors = {(full_test_name(record), record.backend): record.error for record in after}
     gone = old.keys() - {measurement_identity(record) for record in new}
     missing = [
         MissingTest(
-            labels[case], record.backend, errors.get((benchmark_and_test(record), record.backend))
+            labels[case], record.backend, errors.get((full_test_name(record), record.backend))
         )
         for case, record in old.items()
         if case in gone

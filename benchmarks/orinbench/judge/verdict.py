@@ -19,7 +19,7 @@ import numpy as np
 from orinbench.judge.ranks import (
     Floats,
     Ranks,
-    RankTest,
+    RankTestResult,
     doubled_ranks,
     rank_sum_test,
     signed_rank_test,
@@ -133,7 +133,7 @@ def without_verdict(comparison: Comparison, reason: Verdict) -> Comparison:
     return replace(comparison, verdict=reason, p_value=1.0, least_p=1.0)
 
 
-def _judged_comparison(n: int, test_at: Callable[[float], RankTest]) -> Comparison:
+def _judged_comparison(n: int, test_at: Callable[[float], RankTestResult]) -> Comparison:
     test = test_at(SIGNIFICANCE)
     ratio = math.exp(test.shift)
     verdict = Verdict.TOO_FEW
@@ -311,14 +311,14 @@ def change_points(medians: Sequence[float] | Floats, tests: int = 1, seed: int =
     parts = [(0, len(medians))]
     while parts:
         start, end = parts.pop()
-        split = _change_point(medians[start:end], SIGNIFICANCE / tests, seed)
+        split = _find_change_point(medians[start:end], SIGNIFICANCE / tests, seed)
         if split is not None:
             found.append(start + split)
             parts += [(start, start + split), (start + split, end)]
     return sorted(found)
 
 
-def _change_point(
+def _find_change_point(
     medians: Sequence[float] | Floats, significance: float, seed: int, draws: int = 10_000
 ) -> int | None:
     n = len(medians)

@@ -26,7 +26,7 @@ from orinbench.measure.board import parse_rails, require_textfile_directory, wri
 from orinbench.measure.journal import Journal, journal_directory, rename_lost_journals
 from orinbench.measure.llama_flags import (
     LlamaBenchOptions,
-    WholeWordCommand,
+    WholeWordFlagsCommand,
     all_devices_text,
     passed_on_arguments,
     require_rpc_addresses,
@@ -79,7 +79,7 @@ FIRST_RUN = "everything works here; the kernels are made for GPUs (docs/measure/
 
 @click.command(
     "llama-bench",
-    cls=WholeWordCommand,
+    cls=WholeWordFlagsCommand,
     short_help="Measure a model on tinygrad and llama.cpp.",
     context_settings={"max_content_width": 100},
 )
@@ -327,7 +327,7 @@ def is_first_run(options: LlamaBenchOptions) -> bool:
 
 def newcomer_note(run: RunResult) -> str | None:
     """Return a note for newcomers behind a whole run on CPUs without llama.cpp, else None."""
-    others = any(lane.on_gpu or not lane.plan.is_tinygrad for lane in run.lanes)
+    others = any(lane.ran_on_gpu or not lane.plan.is_tinygrad for lane in run.lanes)
     return None if run.partial or run.has_failures or others else FIRST_RUN
 
 

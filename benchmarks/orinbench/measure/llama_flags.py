@@ -108,7 +108,7 @@ class LlamaBenchOptions(RunOptions, BackendOptions, CaseOptions, ModelOptions):
     )
 
 
-class WholeWordCommand(click.Command):
+class WholeWordFlagsCommand(click.Command):
     """A command whose flags are whole words, as llama-bench's: `-rpcx` is no `-r` with a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -221,7 +221,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Repetition:
+class PlannedRepetition:
     """One repetition: which round, lane and case."""
 
     round: int
@@ -353,7 +353,7 @@ def kv_cache_type(settings: Mapping[str, object]) -> str:
     return next((name for name in KEY_TYPES if given == {name}), KEY_TYPES[0])
 
 
-def planned_repetitions(plan: Plan) -> Iterator[Repetition]:
+def planned_repetitions(plan: Plan) -> Iterator[PlannedRepetition]:
     """Yield every repetition: in each round each case of each lane once, shuffled by the seed.
 
     Rounds make pairs of backends comparable (they saw the same minute of the machine); shuffling
@@ -362,7 +362,7 @@ def planned_repetitions(plan: Plan) -> Iterator[Repetition]:
     draw = random.Random(plan.seed)
     for round_ in range(plan.repetitions):
         steps = [
-            Repetition(round_, lane, case)
+            PlannedRepetition(round_, lane, case)
             for lane, lane_plan in enumerate(plan.lanes)
             for case in range(len(lane_plan.cases))
         ]

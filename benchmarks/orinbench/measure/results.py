@@ -69,7 +69,7 @@ class LaneResult:
     no_numbers: bool = False  # the error is that logits are none
 
     @property
-    def on_gpu(self) -> bool:
+    def ran_on_gpu(self) -> bool:
         """True if a GPU computes it."""
         return self.identity is not None and self.identity.device != "CPU"
 

@@ -182,9 +182,9 @@ class PlanRunner:
         """
         if lane.error is not None or self.probe is None:
             return
-        opened = [other.plan.device for other in self.result.lanes if other.on_gpu]
+        opened = [other.plan.device for other in self.result.lanes if other.ran_on_gpu]
         device = lane.plan.device or next((name for name in opened if name), None)
-        if not lane.on_gpu:
+        if not lane.ran_on_gpu:
             device = lane.plan.device or "CPU"
         if device is None:
             return
@@ -198,7 +198,7 @@ class PlanRunner:
         lane.bandwidth = self._bandwidths[device]
 
     def _measure_rounds(self) -> None:
-        self._reduce_processes()
+        self._fit_and_announce_processes()
         process = 0
         for step in planned_repetitions(self.plan):
             lane, backend = self._lanes[step.lane]
@@ -207,14 +207,14 @@ class PlanRunner:
                 continue
             if (wanted := self.plan.process_of_round(step.round)) != process:
                 process = wanted
-                self._restart_backends(process)
+                self._restart_and_warm_up(process)
             if lane.can_run(row):
                 self._pause_and_cool_down()
                 with self._recording_failure(lane, row):
                     self._time_and_record_repetition(step.round, lane, row, backend)
             self.talk.finish_step(f"{lane.plan.name} {row.case.label}")
 
-    def _reduce_processes(self) -> None:
+    def _fit_and_announce_processes(self) -> None:
         """Take fewer processes if they would take too long, and say how long the rest takes."""
         rows = [row for lane in self.result.lanes for row in lane.rows if row.left_out is None]
         repetition_s = sum(row.warm_up.repetition_s for row in rows if row.warm_up)
@@ -240,7 +240,7 @@ class PlanRunner:
             len(rows) * repetitions + len(self.plan.lanes) * (processes - 1),
         )
 
-    def _restart_backends(self, process: int) -> None:
+    def _restart_and_warm_up(self, process: int) -> None:
         """Start every backend anew, in an order drawn, and warm up what it serves."""
         drawn = list(self._lanes)
         random.Random(f"{self.plan.seed} {process}").shuffle(drawn)
@@ -277,8 +277,8 @@ class PlanRunner:
         self, round_: int, lane: LaneResult, row: RowResult, backend: Backend
     ) -> None:
         board = read_board_state(self.roots)
-        gpu = self._gpu() if lane.on_gpu else None
-        clocks = read_clocks(board if lane.on_gpu else None, gpu=gpu)
+        gpu = self._gpu() if lane.ran_on_gpu else None
+        clocks = read_clocks(board if lane.ran_on_gpu else None, gpu=gpu)
         with measure_energy(self.roots, rails=self.rails, idle=self.idle) as energy:
             sample = backend.time_repetition(row.case, self.plan.seed + round_)
         energy.set_timed_part(sample.ns, sample.ended_s)
@@ -288,7 +288,7 @@ class PlanRunner:
             round=round_,
             process=self.plan.process_of_round(round_),
             clocks_before=clocks,
-            clocks_after=read_clocks(after if lane.on_gpu else None, gpu=gpu),
+            clocks_after=read_clocks(after if lane.ran_on_gpu else None, gpu=gpu),
             board_before=board.json_record() if has_sensors(board) else None,
             board_after=after.json_record() if has_sensors(after) else None,
             board_warnings=board_warnings(board, after, self.roots),

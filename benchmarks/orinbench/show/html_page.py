@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from orinbench.files_and_json import write_atomically
-from orinbench.judge.identity import device_label, measurement_identity, test_labels
+from orinbench.judge.identity import device_label, labels_by_identity, measurement_identity
 from orinbench.judge.saved_comparison import JudgedTest, SavedComparison
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import ADVICE, UNJUDGED, interval_text, ratio_text, verdict_text
@@ -129,7 +129,7 @@ class PageRuns:
     @cached_property
     def label_by_identity(self) -> dict[str, str]:
         """Tests by the identity of their records."""
-        return test_labels(self.all_records)
+        return labels_by_identity(self.all_records)
 
     def test_label(self, record: Record) -> str:
         """Return a record's test, which no other of its backend has."""

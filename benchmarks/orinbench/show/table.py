@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orinbench.judge.identity import benchmark_and_test
+from orinbench.judge.identity import full_test_name
 from orinbench.judge.schema import Record
 from orinbench.measure.backends.sm_limit import ORIN_GB_S, ORIN_MHZ
 from orinbench.measure.board import energy_note
@@ -393,7 +393,7 @@ def warning_lines(records: Sequence[Record]) -> list[str]:
     for record in timed:
         for warning in record.warnings:
             row, detail = (
-                f"{record.backend} {benchmark_and_test(record)}",
+                f"{record.backend} {full_test_name(record)}",
                 warning.get("detail") or "",
             )
             seen.setdefault(str(warning["text"]), []).append((row, str(detail)))

@@ -8,7 +8,7 @@ from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure.backends.backend import BackendError, CaseLeftOutError
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend
-from orinbench.measure.backends.llama_server import server_arguments
+from orinbench.measure.backends.llama_server import llama_server_arguments
 from orinbench.measure.plan import CONTEXT_STEP, Case, Lane
 from orinbench.measure.prompt_text import prompt_text, tokenize_prompt, tokenizer_of
 from orinbench.synth.shapes import SHAPES
@@ -67,6 +67,6 @@ def test_settings_in_llama_servers_words() -> None:
         *(("repack", 1), ("tensor_split", "3/1"), ("n_gpu_layers", 99)),
     )
     words = "-ub 64 -fa on --no-kv-offload --no-mmap -ts 3,1 -ngl 99"
-    assert server_arguments(settings) == words.split()
+    assert llama_server_arguments(settings) == words.split()
     with pytest.raises(CaseLeftOutError, match="llama-server has no -embd"):
-        server_arguments((("embeddings", 1),))
+        llama_server_arguments((("embeddings", 1),))

@@ -29,8 +29,8 @@ from orinbench.measure.backends.backend import (
 )
 from orinbench.measure.backends.llama_server import (
     find_llama_program,
+    llama_server_arguments,
     one_token_request,
-    server_arguments,
     time_first_text,
 )
 from orinbench.measure.backends.sm_limit import GreenContextPreload
@@ -166,7 +166,7 @@ class LlamaCppBackend(Backend):
         # It refuses a prompt that leaves no room for an answer.
         tokens = max(self.plan.max_context, case.context_length + CONTEXT_OF_SEQUENCE)
         context = ["-c", str(tokens), "-np", "1"]
-        settings = server_arguments(case.settings)
+        settings = llama_server_arguments(case.settings)
         sees = ["--mmproj", str(self.plan.mmproj)] * bool(case.picture)
         return binary, ["-m", str(self.plan.model), *sees, *context, *self._extra, *settings]
 
@@ -188,7 +188,7 @@ class LlamaCppBackend(Backend):
 
     def _time_encoder(self, case: Case, seed: int) -> Sample:
         """Call llama-mtmd-cli, which warms its encoder up; it has whole milliseconds."""
-        binary, arguments = self._require_mtmd_cli(), server_arguments(case.settings)
+        binary, arguments = self._require_mtmd_cli(), llama_server_arguments(case.settings)
         with tempfile.NamedTemporaryFile(suffix=".jpg") as file:
             file.write(RandomPictures.parse(case.picture, seed).jpeg(0))
             file.flush()

@@ -137,7 +137,7 @@ _SWITCHES = {
 }
 
 
-def server_arguments(settings: Settings) -> list[str]:
+def llama_server_arguments(settings: Settings) -> list[str]:
     """Return llama-bench's settings as llama-server's arguments; CaseLeftOutError for others."""
     arguments: list[str] = []
     for field, value in settings:

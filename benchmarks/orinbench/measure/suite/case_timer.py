@@ -62,7 +62,7 @@ class CaseTimer:
         before = meters.compile_totals()
         task = TASKS[case.benchmark](dict(case.parameters), seed)
         task.before(seed)
-        took = self._warm_up_seconds(task, max_call_s)
+        took = self._warm_up_and_time_call(task, max_call_s)
         if case.cost:
             self._took[case.family] = (case.cost, took)
         if took > max_call_s:
@@ -108,7 +108,7 @@ class CaseTimer:
             return ""
         return _too_slow_text(expected, limit)
 
-    def _warm_up_seconds(self, task: TimedTask, limit: float) -> float:
+    def _warm_up_and_time_call(self, task: TimedTask, limit: float) -> float:
         """Call three times, or once if that is hopeless; return what a call takes in seconds.
 
         The first two compile and capture as well, so only the third says whether it is too slow.
