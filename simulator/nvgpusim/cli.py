@@ -49,7 +49,7 @@ Other commands, nvgpusim NAME, each with --help:
 """
 
 
-def _options_of_fields(command: Callable[..., Any]) -> Callable[..., Any]:
+def _add_field_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The fields of Options as click's options."""
     for one in reversed(fields(Options)):
         more = dict(one.metadata)
@@ -79,7 +79,7 @@ def _options_of_fields(command: Callable[..., Any]) -> Callable[..., Any]:
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog=_OTHERS,
 )
-@_options_of_fields
+@_add_field_options
 @click.option("--quiet", is_flag=True, help="No summary at the end.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run_python_program(command: tuple[str, ...], quiet: bool, **values: Any) -> int:

@@ -391,7 +391,7 @@ class CudaServer:
             self._write_initial_content(self.workspace, 8, b"")
             launch.workspace, launch.chunk_lanes = self.workspace, launch.grid_thread_count
         if any(instr.op == "malloc" for instr in code.kernel.instrs):
-            self._make_heap()
+            self._make_heap_once()
         launch.heap = self.heap
         name = code.kernel.name
         error = self._run_catching_faults(launch, name)
@@ -408,7 +408,7 @@ class CudaServer:
         sys.stdout.flush()
         return error
 
-    def _make_heap(self) -> None:
+    def _make_heap_once(self) -> None:
         """Kernels' heap: as large as the program has asked for before the first that uses it."""
         if self.heap is None and (at := self._allocate_pages(self.heap_bytes, "heap")):
             self.heap = DeviceHeap(at, at + self.heap_bytes, self.allocated)

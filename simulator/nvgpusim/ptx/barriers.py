@@ -12,7 +12,7 @@ from .state import ChunkState, Lanes, merged_lanes
 from .translate import BlockEnding
 
 if TYPE_CHECKING:
-    from .run import ChunkRun, Front
+    from .chunk_run import ChunkRun, Front
 
 Parked = tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], BlockEnding]
 """Lanes that wait: the block where they go on, they, barriers, their threads or -1, the ending."""

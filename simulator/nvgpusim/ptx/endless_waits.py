@@ -19,7 +19,7 @@ from .parser.kernel_facts import clock_dependent_registers
 from .state import ChunkState, KernelFault, Lanes
 
 if TYPE_CHECKING:
-    from .run import ChunkRun
+    from .chunk_run import ChunkRun
 
 FIRST, AGAIN_S = 8192, 0.5
 """Pieces of code and seconds before a look: the code that looks has to be compiled, too."""

@@ -1,4 +1,4 @@
-"""One grid: geometry, banks, windows; blocks in chunks (see `run` for what a chunk does).
+"""One grid: geometry, banks, windows; blocks in chunks (`chunk_run` says what a chunk does).
 
 Blocks of different chunks run one chunk after the other, as on a GPU that is full: a kernel that
 spins on a block of a later chunk never ends, and is stopped by its step limit. `shuffle` draws the
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .chunk_run import ChunkRun
 from .fault_causes import warp_ballot
-from .native.machine import KEPT, NativeChunk, get_or_compile_kernel
+from .native.chunk import KEPT, NativeChunk, get_or_compile_kernel
 from .operands import Value
-from .run import ChunkRun
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
 from .state import UNWRITTEN, ChunkState, GpuMemory, KernelFault, KernelHeap
 from .translate import KernelCode

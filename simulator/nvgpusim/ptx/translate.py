@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .native.instructions import GROUPS, TABLE, InstructionText, instruction_to_c, register_effects
-from .native.values import KernelNumbering
+from .native.operand_writer import KernelNumbering
 from .operands import TYPES, InstructionInKernel
 from .parser.syntax import (
     Imm,

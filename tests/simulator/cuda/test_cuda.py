@@ -252,7 +252,7 @@ def test_a_piece_of_kernels_heap_keeps_its_room() -> None:
 def test_the_heap_has_the_size_that_it_had_when_a_kernel_used_it() -> None:
     server = CudaServer()
     assert server.answer_request(LIMIT, (1 << 20,), b"")[0] == 0
-    server._make_heap()
+    server._make_heap_once()
     assert server.answer_request(LIMIT, (1 << 21,), b"")[0] == INVALID
     assert server.answer_request(LIMIT, (0,), b"") == (0, struct.pack("<Q", 1 << 20))
 

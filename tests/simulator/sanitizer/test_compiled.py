@@ -21,7 +21,7 @@ from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
 from nvgpusim.ptx import KernelCode, KernelFault, Launch, endless_waits, parse, translate_kernel
 from nvgpusim.ptx.native import build
-from nvgpusim.ptx.native.watch import NativeShadow
+from nvgpusim.ptx.native.shadow import NativeShadow
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 SOME = [(), ("race",), ("init", "bounds")]

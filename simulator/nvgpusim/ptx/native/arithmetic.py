@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..operands import PRED, TYPES, U32, PtxType
 from ..parser.syntax import DestinationPair, Imm, Vec
 from . import floating as fl
-from .values import Emit, OperandWriter, unsigned_c_type
+from .operand_writer import Emit, OperandWriter, unsigned_c_type
 
 S32 = TYPES["s32"]
 
@@ -110,7 +110,7 @@ def _emit_min_max(w: OperandWriter) -> str:
 def _emit_neg_abs(w: OperandWriter) -> str:
     t = w.type
     if t.kind in "fx":
-        return fl.emit_sign(w)
+        return fl.emit_neg_abs_copysign(w)
     u = TYPES[f"u{t.bits}"]
     x = f"({_promoted_type(t)}){w.arg(1, u)}"
     return w.result_assignment(f"0 - {x}" if w.i.op == "neg" else f"{w.arg(1)} < 0 ? 0 - {x} : {x}")

@@ -9,7 +9,7 @@ from ..parser.syntax import Instr, Reg
 from ..translate import BARRIER, CHAIN, END, EVENT, GROUP, STORE, KernelCode, successor_blocks
 from .instructions import guard_condition
 from .memory import MISS, ORDERED, SPACE
-from .values import OperandWriter
+from .operand_writer import OperandWriter
 
 Lines = list[str]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..operands import SPACES, TYPES, U32, PtxType
 from .floating import MODES, in_rounding_mode, number_as_half, rounding_mode, with_result_modifiers
 from .memory import c_type_of
-from .values import Emit, OperandWriter, UnknownFormError, unsigned_c_type
+from .operand_writer import Emit, OperandWriter, UnknownFormError, unsigned_c_type
 
 INTEGRAL = {"rni": "nearbyint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..operands import PRED, TYPES, U32
 from ..parser.syntax import DestinationPair
-from .values import Emit, OperandWriter, UnknownFormError
+from .operand_writer import Emit, OperandWriter, UnknownFormError
 
 MODES = {"rz": "FE_TOWARDZERO", "rm": "FE_DOWNWARD", "rp": "FE_UPWARD"}
 """Rounding modes but to nearest, as fenv.h calls them."""
@@ -155,7 +155,7 @@ def emit_min_max(w: OperandWriter) -> str:
     return w.result_assignment(with_result_modifiers(w, f"canon({form.format(both, z)})"))
 
 
-def emit_sign(w: OperandWriter) -> str:
+def emit_neg_abs_copysign(w: OperandWriter) -> str:
     """neg, abs and copysign of floats."""
     t, op = w.type, w.i.op
     if t.name not in ("f32", "f64"):
@@ -299,6 +299,6 @@ def emit_set(w: OperandWriter) -> str:
 
 
 FLOATING: dict[str, Emit] = {
-    "fma": emit_fma, "copysign": emit_sign, "testp": emit_testp, "setp": emit_setp, "set": emit_set,
-    **dict.fromkeys(("rcp", "sqrt", "rsqrt", *_LIBRARY), emit_special_function),
+    "fma": emit_fma, "copysign": emit_neg_abs_copysign, "testp": emit_testp, "setp": emit_setp,
+    "set": emit_set, **dict.fromkeys(("rcp", "sqrt", "rsqrt", *_LIBRARY), emit_special_function),
 }  # fmt: skip

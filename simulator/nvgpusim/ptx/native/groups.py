@@ -22,7 +22,7 @@ from ..parser.syntax import (
     SymbolAddress,
 )
 from .memory import SPACE, base_and_offset
-from .values import CLOCKS, OperandWriter, UnknownFormError
+from .operand_writer import CLOCKS, OperandWriter, UnknownFormError
 
 Place = Callable[[int], str]
 """The memory of a register, "0" for one that nobody reads."""

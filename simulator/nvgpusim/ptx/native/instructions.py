@@ -11,8 +11,8 @@ from .floating import FLOATING
 from .groups import GROUPS as WARPS
 from .groups import Writer
 from .memory import MEMORY, MemoryStore, is_ordering_access, make_memory_store
+from .operand_writer import KernelNumbering, OperandWriter, UnknownFormError
 from .tensor import TENSOR
-from .values import KernelNumbering, OperandWriter, UnknownFormError
 from .video import VIDEO
 
 TABLE = {**ARITHMETIC, **FLOATING, **VIDEO, **CONVERSIONS, **MEMORY}

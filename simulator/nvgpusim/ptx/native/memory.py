@@ -8,7 +8,7 @@ import numpy as np
 
 from ..operands import HINTS, PRED, SPACES, TYPES, PtxType, literal_value, state_space
 from ..parser.syntax import Addr, Imm, Reg, SymbolAddress
-from .values import Emit, OperandWriter, UnknownFormError, unsigned_c_type
+from .operand_writer import Emit, OperandWriter, UnknownFormError, unsigned_c_type
 
 ORDERED = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 """Accesses that the sanitizer orders others by; without it they are as any other."""

@@ -8,7 +8,7 @@ from ..operands import InstructionInKernel, state_space
 from ..parser.syntax import Operand
 from .groups import NOTHING, Writer, address_writer, result_place_writer, source_writer
 from .memory import SPACE
-from .values import OperandWriter, UnknownFormError
+from .operand_writer import OperandWriter, UnknownFormError
 
 MMA_SHAPES = {
     "m16n8k16": (16, 16), "m16n8k8": (16, 8), "m16n8k4": (16, 4), "m16n8k32": (16, 32),

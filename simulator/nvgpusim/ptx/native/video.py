@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..operands import U32
 from .floating import ORDERED
-from .values import Emit, OperandWriter, UnknownFormError
+from .operand_writer import Emit, OperandWriter, UnknownFormError
 
 _TWO = {
     "vadd": "x + y", "vsub": "x - y", "vmin": "x < y ? x : y", "vmax": "x > y ? x : y",

@@ -249,11 +249,11 @@ class LaneClocks:
         if 1 < len(words) <= WORDS:
             for word in words:
                 which = index == word
-                self._publish_at_word(lanes[which], slots, index[which], atomic)
+                self._record_release_at_word(lanes[which], slots, index[which], atomic)
         else:
-            self._publish_at_word(lanes, slots, index, atomic)
+            self._record_release_at_word(lanes, slots, index, atomic)
 
-    def _publish_at_word(
+    def _record_release_at_word(
         self, lanes: Lanes, slots: AccessRecords, index: Any, atomic: bool
     ) -> None:
         assert self.near is not None and self.wide is not None and slots.released is not None

@@ -156,7 +156,7 @@ class RaceChecks(AccessChecks):
         found |= (which == SITES) & self.facts.compares[SITES:].any()
         return found
 
-    def _publish_strong_write(self, lanes: Lanes, slots: AccessRecords, index: Any) -> None:
+    def _record_strong_write(self, lanes: Lanes, slots: AccessRecords, index: Any) -> None:
         """A strong write; .release is a fence, too."""
         at = self.st.at
         if at is not None and any(m in ("release", "acq_rel") for m in at.mods):
@@ -297,7 +297,7 @@ class RaceChecks(AccessChecks):
     ) -> None:
         """Check a write with the reads between the lowest thread's and the highest's."""
         assert slots.crowd is not None
-        which, places = slots.crowd.positions_and_places_at(index)
+        which, places = slots.crowd.match_reads_to_granules(index)
         if not len(which):
             return
         records, writers = slots.crowd.records[places], lanes[which]

@@ -55,7 +55,7 @@ class MiddleThreadReads:
         self.used = max(self.used, min(self.next + len(index), len(self.index)))
         self.next = (self.next + len(index)) % CROWD
 
-    def positions_and_places_at(self, index: Any) -> tuple[Any, Any]:
+    def match_reads_to_granules(self, index: Any) -> tuple[Any, Any]:
         """Pairs of a position in `index` and a place of a read of that granule."""
         live = self.records[: self.used] > 0
         places = np.flatnonzero(np.isin(self.index[: self.used], index[self.some[index]]) & live)

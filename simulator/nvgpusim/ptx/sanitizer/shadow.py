@@ -126,7 +126,7 @@ class ChunkShadow(RaceChecks):
             store.switch_to_after_store()
             return
         if self._is_atomic():
-            self._publish_strong_write(np.repeat(lanes, count), self.shared, index)
+            self._record_strong_write(np.repeat(lanes, count), self.shared, index)
         self._check_and_record_write(self.shared, space, lanes, (index, count), store, None)
 
     def _check_and_record_write(
@@ -195,7 +195,7 @@ class ChunkShadow(RaceChecks):
         at = self.st.at
         waits = at is not None and any(m in WAITS for m in at.mods)
         if not waits:
-            self._publish_strong_write(many, self.shared, index)
+            self._record_strong_write(many, self.shared, index)
         if waits or (at is not None and at.op == "atom"):
             self.on_strong_read(many, self.shared, index)
         self.shared.record_atomics(
@@ -309,7 +309,7 @@ class ChunkShadow(RaceChecks):
             )
             slots = self.o.records_of_mapping(mapping)
             if self._is_strong():
-                self._publish_strong_write(np.repeat(lanes, count), slots, index)
+                self._record_strong_write(np.repeat(lanes, count), slots, index)
             done = DoneStore(flags[which])
             self._check_and_record_write(slots, "global", lanes, (index, count), done, mapping)
 
@@ -327,7 +327,7 @@ class ChunkShadow(RaceChecks):
             mine = np.repeat(mine, count) if count > 1 else mine
             slots = self.o.records_of_mapping(mapping)
             self._check_write_races(slots, "global", mine, index, mapping, None)
-            self._publish_strong_write(mine, slots, index)
+            self._record_strong_write(mine, slots, index)
             if self.st.at is not None and self.st.at.op == "atom":
                 self.on_strong_read(mine, slots, index)
             records = self._make_own_records(mine, "global", True)

@@ -15,7 +15,7 @@ from ..state import UNWRITTEN, ChunkState, GridLaunch, KernelFault, Lanes
 from ..translate import KernelCode
 from .build import KernelLibrary
 from .c_file import c_source
-from .watch import NativeShadow
+from .shadow import NativeShadow
 
 NO_LIMIT = 1 << 40
 COPIES = 4

@@ -19,7 +19,7 @@ from .barriers import BlockBarriers
 from .endless_waits import EndlessWaits
 from .fault_causes import access_fault, raise_if_lanes_missing, warp_ballot
 from .host_calls import serve_host_call
-from .native.machine import ARRIVALS, LOOK, NO_LIMIT, ROOM, SOURCE, WHOLE, WRONG, NativeChunk
+from .native.chunk import ARRIVALS, LOOK, NO_LIMIT, ROOM, SOURCE, WHOLE, WRONG, NativeChunk
 from .parser.syntax import Instr
 from .state import KernelFault, Lanes, merged_lanes
 from .translate import BARRIER, CALLS, EVENT, MASKED, BlockEnding, CodeBlock
@@ -151,7 +151,7 @@ class ChunkRun:
     def execute_on_host(self, at: int, block: CodeBlock) -> int | None:
         """A barrier, or what the host does."""
         st, launch = self.st, self.launch
-        if not self.keep_lanes_with_whole_mask(at, block):
+        if not self.try_keep_lanes_with_whole_mask(at, block):
             return None
         launch.steps += 1
         launch.thread_instrs += len(block.instrs) * st.active_count()
@@ -198,7 +198,7 @@ class ChunkRun:
             return self.run_in_c(at, again)
         if c.why or again:
             raise self.fault_found_by_c()
-        if not self.keep_lanes_with_whole_mask(at, block):
+        if not self.try_keep_lanes_with_whole_mask(at, block):
             return None
         if block.ending.kind == "warp":
             return self.execute_guarded_barrier(at, block.ending)
@@ -255,7 +255,7 @@ class ChunkRun:
 
     # lanes that wait for each other
 
-    def keep_lanes_with_whole_mask(self, at: int, block: CodeBlock) -> bool:
+    def try_keep_lanes_with_whole_mask(self, at: int, block: CodeBlock) -> bool:
         """Keep the lanes whose whole mask is here in the current group, set the others aside.
 
         False if none is left.

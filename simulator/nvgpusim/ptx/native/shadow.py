@@ -172,7 +172,7 @@ class NativeShadow:
             raise raised
 
     def check_copy_source_reads(self, copies: Any) -> None:
-        """Copies (see `machine.COPY`) read their sources."""
+        """Copies (see `chunk.COPY`) read their sources."""
         told = np.zeros(len(copies), TOLD)
         told["lane"], told["at"], told["site"] = copies["lane"], copies["src"], copies["site"]
         told["size"], told["what"], told["space"] = copies["real"], ord("r"), ord("g")
