@@ -52,7 +52,7 @@ def result_noise_by_case(before: str, after: str, history: Path) -> dict[str, No
     """Return how much runs differ by themselves, as far as the history of this machine knows it."""
     if not history.exists():
         return {}
-    one, other = (_history_run_id(name, history) for name in (before, after))
+    one, other = (_find_history_run_id(name, history) for name in (before, after))
     with History(history) as store:
         trends = read_trends(store, RecordFilter())
     if one is not None and other is not None:
@@ -76,7 +76,7 @@ def _noise_of_other_runs(trend: Trend, judged: Sequence[Record]) -> Noise | None
     return trend.noise_to_judge_days(known if days == known else set(), without=own)
 
 
-def _history_run_id(name: str, history: Path) -> int | None:
+def _find_history_run_id(name: str, history: Path) -> int | None:
     """Return the number of a run of the history that a name means, None for anything else."""
     if Path(name).exists() or not history.exists():
         return None
@@ -88,7 +88,7 @@ def records_of_result(name: str, history: Path) -> list[Record]:
     """Return the records of a file or of a run of the history; raises BenchError."""
     if Path(name).exists():
         return load_records(Path(name))
-    if (run := _history_run_id(name, history)) is None:
+    if (run := _find_history_run_id(name, history)) is None:
         raise BenchError(f"{name}: no such file, and no run or pinned name of {history}")
     with History(history) as store:
         return store.records(run)

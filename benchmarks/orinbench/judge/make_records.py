@@ -128,7 +128,7 @@ def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
         "schema_version": SCHEMA_VERSION,
         "benchmark": row.case.benchmark,
         "unit": row.case.unit,
-        "extra": _left_out_and_variables(lane, row),
+        "extra": _run_extra_fields(lane, row),
         "backend": lane.plan.name,
         "test": row.case.label,
         "error": lane.error or row.error,
@@ -141,7 +141,7 @@ def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
     }
 
 
-def _left_out_and_variables(lane: LaneResult, row: RowResult) -> Plain:
+def _run_extra_fields(lane: LaneResult, row: RowResult) -> Plain:
     """Return why a row was left out, and what is known of its lane's variables."""
     extra: Plain = {"left_out": row.left_out} if row.left_out else {}
     if lane.plan.variables:

@@ -44,7 +44,7 @@ from orinbench.measure.plan import (
     parse_settings,
     parse_variables,
 )
-from orinbench.measure.prompt_text import prompt_text
+from orinbench.measure.prompt_text import random_prompt_text
 from orinbench.measure.results import RunResult
 from orinbench.measure.runner import PlanRunner
 from orinbench.measure.token_sampling import parse_sampling
@@ -234,7 +234,7 @@ def timed_text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Pro
                     f"a text of {n_tokens} tokens leaves no room for an answer in the "
                     f"{model.context_length} of {model.path}"
                 )
-            prompt_text(model.path, n_tokens, 0)
+            random_prompt_text(model.path, n_tokens, 0)
     except CaseLeftOutError as error:
         if plan.asks_text:
             raise BenchError(f"--ttft: {error}") from None

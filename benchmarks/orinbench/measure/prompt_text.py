@@ -30,7 +30,7 @@ def tokenize_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     return start + tokenizer.encode(text)
 
 
-def prompt_text(path: Path, n_tokens: int, seed: int) -> str:
+def random_prompt_text(path: Path, n_tokens: int, seed: int) -> str:
     """Return words drawn by `seed` that are a prompt of exactly `n_tokens` tokens.
 
     Raises CaseLeftOutError where there is none: no vocabulary known here, or too few tokens.

@@ -15,7 +15,7 @@ from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.measure.backends.backend import CaseLeftOutError
 from orinbench.measure.number_lists import parse_int_list
-from orinbench.measure.prompt_text import prompt_text, random_words_text
+from orinbench.measure.prompt_text import random_prompt_text, random_words_text
 from orinbench.options import (
     ABOVE_0,
     ANY_PATH,
@@ -209,10 +209,10 @@ def _prompt_maker(model: Path | None, length: int, seed: int) -> Callable[[int],
     if model is None:
         return lambda i: random_words_text(length, base + i)
     try:
-        prompt_text(model, length, base)
+        random_prompt_text(model, length, base)
     except CaseLeftOutError as error:
         raise BenchError(str(error)) from None
-    return lambda i: prompt_text(model, length, base + i)
+    return lambda i: random_prompt_text(model, length, base + i)
 
 
 def _url_as_context(url: str) -> AbstractContextManager[str]:

@@ -10,7 +10,7 @@ from orinbench.measure.backends.backend import BackendError, CaseLeftOutError
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend
 from orinbench.measure.backends.llama_server import llama_server_arguments
 from orinbench.measure.plan import CONTEXT_STEP, Case, Lane
-from orinbench.measure.prompt_text import prompt_text, tokenize_prompt, tokenizer_of
+from orinbench.measure.prompt_text import random_prompt_text, tokenize_prompt, tokenizer_of
 from orinbench.synth.shapes import SHAPES
 
 SMOLLM2 = Path(__file__).parents[3] / ".venv/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -20,7 +20,7 @@ CASE = Case(CONTEXT_STEP, 0, 0, text=True)  # fills the context that is made for
 @pytest.mark.parametrize("n_tokens", [2, 7, 512])
 def test_a_text_has_as_many_tokens_as_asked(tiny_path: Path, n_tokens: int) -> None:
     for path in (tiny_path, SMOLLM2):
-        texts = [prompt_text(path, n_tokens, seed) for seed in (0, 0, 1)]
+        texts = [random_prompt_text(path, n_tokens, seed) for seed in (0, 0, 1)]
         assert [len(tokenize_prompt(tokenizer_of(path), text)) for text in texts] == [n_tokens] * 3
         assert texts[0] == texts[1]
         assert n_tokens < 7 or texts[1] != texts[2]
@@ -28,9 +28,9 @@ def test_a_text_has_as_many_tokens_as_asked(tiny_path: Path, n_tokens: int) -> N
 
 def test_a_text_that_cannot_be_is_left_out(tmp_path: Path) -> None:
     with pytest.raises(CaseLeftOutError, match="no text has 0 tokens in this vocabulary"):
-        prompt_text(SMOLLM2, 0, 0)
+        random_prompt_text(SMOLLM2, 0, 0)
     with pytest.raises(CaseLeftOutError, match=r"tokenizer\.ggml"):
-        prompt_text(write_sparse(tmp_path / "bare.gguf", SHAPES["tiny"]), 8, 0)
+        random_prompt_text(write_sparse(tmp_path / "bare.gguf", SHAPES["tiny"]), 8, 0)
 
 
 def llama(binary: Path, model: Path) -> LlamaCppBackend:

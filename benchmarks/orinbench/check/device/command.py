@@ -89,7 +89,9 @@ def device_check_command(
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = resumed_or_new_report(check, fresh)
-    return take_steps(check, report, [step for step in STEPS if step.name in names], Progress())
+    return run_missing_steps(
+        check, report, [step for step in STEPS if step.name in names], Progress()
+    )
 
 
 def software_versions() -> dict[str, str | None]:
@@ -123,7 +125,7 @@ def resumed_or_new_report(check: DeviceCheck, fresh: bool) -> dict[str, Any]:
     return old
 
 
-def take_steps(
+def run_missing_steps(
     check: DeviceCheck, report: dict[str, Any], steps: Sequence[Step], talk: Progress
 ) -> int:
     """Take the steps that the report lacks, record each; returns the exit code."""
@@ -143,7 +145,7 @@ def take_steps(
                 f"[{number}/{len(left)}] {step.name}: {step.about}, "
                 f"at most {duration_text(step.seconds)}"
             )
-            entry = scrub(take_step(check, step))
+            entry = scrub(run_step(check, step))
             report["steps"][step.name] = entry
             _write_report(report, path)
             reason = f": {entry['reason']}" if entry["reason"] else ""
@@ -162,7 +164,7 @@ def _write_report(report: dict[str, Any], path: Path) -> None:
     write_atomically(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
-def take_step(check: DeviceCheck, step: Step) -> dict[str, Any]:
+def run_step(check: DeviceCheck, step: Step) -> dict[str, Any]:
     """Take a step; return its entry in the report, whatever happens."""
     begun = time.monotonic()
     status, reason, result = "done", None, None

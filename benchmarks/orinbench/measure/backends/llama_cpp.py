@@ -37,7 +37,7 @@ from orinbench.measure.backends.sm_limit import GreenContextPreload
 from orinbench.measure.backends.tinygrad_backend import FIRST_TOKEN_PROMPT
 from orinbench.measure.backends.worker_process import exit_text
 from orinbench.measure.plan import KNOB_BY_FIELD, Case, Lane
-from orinbench.measure.prompt_text import prompt_text
+from orinbench.measure.prompt_text import random_prompt_text
 from orinbench.pictures import QUESTION, RandomPictures
 
 # The first repetition inside a llama-bench call is slower than the next ones even after its own
@@ -178,7 +178,7 @@ class LlamaCppBackend(Backend):
             pictures = RandomPictures.parse(case.picture, seed)
             return [one_token_request(QUESTION, pictures.data_uri(number)) for number in (1, 0)]
         drawn = (seed + _OTHER_TEXT, seed)
-        return [one_token_request(prompt_text(model, case.n_prompt, each)) for each in drawn]
+        return [one_token_request(random_prompt_text(model, case.n_prompt, each)) for each in drawn]
 
     def _require_mtmd_cli(self) -> Path:
         binary = find_llama_program("llama-mtmd-cli", self._binary)

@@ -23,7 +23,7 @@ from orinbench.measure.backends.backend import (
 from orinbench.measure.backends.sm_limit import SMS
 from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.measure.plan import Case, Lane
-from orinbench.measure.prompt_text import prompt_text
+from orinbench.measure.prompt_text import random_prompt_text
 from orinllm.gpu.host_compiler import compiler_environment
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class TinygradBackend(DeviceBackend):
 
     def _prompt_text(self, case: Case, seed: int) -> str:
         asked = case.text and not case.picture
-        return prompt_text(self._model, case.n_prompt, seed) if asked else ""
+        return random_prompt_text(self._model, case.n_prompt, seed) if asked else ""
 
     def restart(self) -> float:
         """Load the model into a fresh process and take its first token, which is timed."""

@@ -15,7 +15,7 @@ from orinbench.measure.backends import tinygrad_runner
 from orinbench.measure.backends.timed_models import TimedScheduler, n_kernels_and_launches
 from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.plan import Case
-from orinbench.measure.prompt_text import prompt_text, tokenize_prompt, tokenizer_of
+from orinbench.measure.prompt_text import random_prompt_text, tokenize_prompt, tokenizer_of
 from orinbench.measure.tinygrad_meters import TinygradMeters
 from orinllm.batching.runner import StepRow
 from orinllm.choose.sampling import DrawnTokens
@@ -138,7 +138,7 @@ def test_a_text_after_drawn_tokens_is_answered_greedily(
     runner: TinygradRunner, fake: FakeRunner, tiny_path: Path
 ) -> None:
     runner._file = tiny_path
-    text = prompt_text(tiny_path, 6, 0)
+    text = random_prompt_text(tiny_path, 6, 0)
     runner.time_repetition(Case(0, 1, 0, sampling="temperature=0.7"), seed=0)
     assert fake.rows[0].draw.sampling.temperature == 0.7
     runner.time_repetition(Case(6, 0, 0, text=True), 0, text)

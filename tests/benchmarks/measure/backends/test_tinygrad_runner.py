@@ -15,7 +15,7 @@ from orinbench.measure.backends.tinygrad_backend import (
 )
 from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.measure.plan import Case, Lane
-from orinbench.measure.prompt_text import prompt_text, tokenize_prompt, tokenizer_of
+from orinbench.measure.prompt_text import random_prompt_text, tokenize_prompt, tokenizer_of
 
 TEST = Case(0, 4, 0)
 
@@ -67,7 +67,9 @@ def test_a_first_text_is_checked_behind_its_own_text(
     worker: WorkerProcess, tiny_path: Path
 ) -> None:
     case = Case(12, 0, 0, text=True)
-    checked = worker.runner.warm_up(case, text := prompt_text(tiny_path, 12, 0), True).checked
+    checked = worker.runner.warm_up(
+        case, text := random_prompt_text(tiny_path, 12, 0), True
+    ).checked
     assert checked is not None and checked.finite and checked.error < 0.05
     assert checked.tokens == [*tokenize_prompt(tokenizer_of(tiny_path), text)]
 
