@@ -106,7 +106,7 @@ class _AnswerSink:
             False,
         )
 
-    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token_and_check_done(self, token: int, logprobs: Logprobs | None) -> bool:
         """See `TokenSink`."""
         text, self._stopped = self._stops.push(self._stream.push(token))
         self.queue.put(AnswerToken(token, text))

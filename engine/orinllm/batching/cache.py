@@ -64,14 +64,14 @@ class PageStore(Protocol):
         """Say whether each of so many running sequences can still get a page."""
         ...
 
-    def begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
+    def try_begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
         """Lease room for `tokens` tokens to a sequence that begins with `ids`; None: no room.
 
         The last of `ids` is never cached: its logits are wanted. `reuse` False looks up nothing.
         """
         ...
 
-    def grow_lease(self, lease: Lease, tokens: int) -> bool:
+    def try_grow_lease(self, lease: Lease, tokens: int) -> bool:
         """Make room for so many tokens; False: there is none."""
         ...
 
@@ -148,7 +148,7 @@ class SharedPageStore(_CheckpointingStore):
         """See `PageStore`."""
         return self.n_free_pages >= sequences
 
-    def begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
+    def try_begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
         """See `PageStore`."""
         lease = Lease(SequencePages(), 0)
         for name in _page_hashes(ids, (len(ids) - 1) // PAGE) if reuse else ():
@@ -163,12 +163,12 @@ class SharedPageStore(_CheckpointingStore):
         if self._states is not None:
             self._take_slot_and_trim_pages(lease, ids, self._states)
         lease.ids, lease.done, lease.started = ids, lease.cached, lease.cached
-        if self.grow_lease(lease, tokens):
+        if self.try_grow_lease(lease, tokens):
             return lease
         self.end_lease(lease)
         return None
 
-    def grow_lease(self, lease: Lease, tokens: int) -> bool:
+    def try_grow_lease(self, lease: Lease, tokens: int) -> bool:
         """See `PageStore`."""
         missing = pages_for_tokens(tokens) - len(lease.pages)
         if missing > self.n_free_pages:
@@ -309,7 +309,7 @@ class SlotStore(_CheckpointingStore):
         """See `PageStore`; a slot has room for a whole context."""
         return True
 
-    def begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
+    def try_begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
         """See `PageStore`."""
         if not self._free or tokens > self._context:
             return None
@@ -345,7 +345,7 @@ class SlotStore(_CheckpointingStore):
         asked = self._asked[slot]
         return max(known // PAGE * PAGE, asked if asked <= known else 0), None
 
-    def grow_lease(self, lease: Lease, tokens: int) -> bool:
+    def try_grow_lease(self, lease: Lease, tokens: int) -> bool:
         """See `PageStore`."""
         return tokens <= self._context
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from orinllm.batching.runner import Runner, StepRow, common_prefix_length
-from orinllm.choose.sampling import DrawRequest, Floats, Sampling, sample_token
+from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
 from orinllm.gpu.kernels.buffers import PAGE, pages_for_tokens
 
 if TYPE_CHECKING:
@@ -24,19 +24,19 @@ _MOST_OF_BLOCK = 3
 _READ_AT_ONCE = 512
 # Tokens that must have come before for what followed them to be proposed, the longest first.
 _GRAMS = (4, 3, 2)
+_GREEDY = Sampling(temperature=0)
 
 
 class Proposer(Protocol):
     """A guesser of the next tokens of a text."""
 
-    def on_answer_begin(self, how: Sampling) -> None:
-        """Begin an answer that is drawn like this."""
-        ...
+    def guess_tokens(
+        self, text: Sequence[int], most: int, pages: Sequence[int], how: Sampling
+    ) -> list[int]:
+        """Return up to `most` tokens that may follow a text, which mostly grows from call to call.
 
-    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int]) -> list[int]:
-        """Return up to `most` tokens that may follow a text, which grows from call to call.
-
-        `pages`: where the model has the keys and values of all but its last token.
+        `pages`: where the model has the keys and values of all but its last token. `how` the next
+        token is drawn: by the same numbers, the same one is often drawn.
         """
         ...
 
@@ -48,12 +48,12 @@ class LookupProposer:
         self._text: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # tokens -> where what follows them begins
 
-    def on_answer_begin(self, how: Sampling) -> None:
-        """Forget the last text."""
-        self._text, self._after = [], {}
-
-    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
+    def guess_tokens(
+        self, text: Sequence[int], most: int, pages: Sequence[int] = (), how: Sampling = _GREEDY
+    ) -> list[int]:
         """Return what followed the text's last four, three or two tokens the last time."""
+        if list(text[: len(self._text)]) != self._text:
+            self._text, self._after = [], {}
         for end in range(len(self._text), len(text)):
             # The tokens before this one have it behind them, from now on.
             for n in _GRAMS:
@@ -72,35 +72,34 @@ class DraftProposer:
 
     def __init__(self, runner: Runner) -> None:
         self._runner, self._pages = runner, range(pages_for_tokens(runner.context))
-        self._how = Sampling(temperature=0)
         self._held: list[int] = []  # tokens whose keys and values it has
 
-    def on_answer_begin(self, how: Sampling) -> None:
-        """Draw as the answer is drawn: by the same numbers, the same token is often drawn."""
-        self._how = how
-
-    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
+    def guess_tokens(
+        self, text: Sequence[int], most: int, pages: Sequence[int] = (), how: Sampling = _GREEDY
+    ) -> list[int]:
         """Return the smaller model's next tokens, as far as its context goes."""
         room = min(most, self._runner.context - len(text))
         if room <= 0 or min(text) < 0:  # below 0: rows of pictures, which it does not see
             return []
-        self._prefill_text(text[:-1], common_prefix_length(text[:-1], self._held))
-        proposed = self._draft_tokens(text, room)
+        known = common_prefix_length(text[:-1], self._held)
+        self._prefill_text(DrawRequest(how, text[:-1]), known)
+        proposed = self._draft_tokens(DrawRequest(how, text), room)
         self._held = [*text, *proposed[:-1]]
         return proposed
 
-    def _prefill_text(self, text: Sequence[int], start: int) -> None:
+    def _prefill_text(self, draw: DrawRequest, start: int) -> None:
         """Compute a text from `start` on; a prompt as the model's own is, for the same numbers."""
+        text = draw.before
         if len(text) - start >= self._runner.most_verified_tokens:
-            row = StepRow(text[-1], len(text) - 1, self._pages, DrawRequest(self._how, text))
+            row = StepRow(text[-1], len(text) - 1, self._pages, draw)
             self._runner.submit_first_token(row, start)
             self._runner.collect_tokens()
         else:
             self._runner.fill_pages(self._pages, text, start, len(text))
 
-    def _draft_tokens(self, text: Sequence[int], most: int) -> list[int]:
+    def _draft_tokens(self, draw: DrawRequest, most: int) -> list[int]:
         """Return up to `most` tokens; the next one is started before one is looked at."""
-        runner, draw = self._runner, DrawRequest(self._how, text)
+        runner, text = self._runner, draw.before
         found: list[int] = []
         runner.submit_step([StepRow(text[-1], len(text) - 1, self._pages, draw)])
         for at in range(len(text), len(text) + most):
@@ -121,15 +120,12 @@ class MtpProposer:
 
     def __init__(self, block: "CpuMtpBlock | FusedMtpBlock") -> None:
         self._block = block
-        self._how = Sampling(temperature=0)
         # By place: texts whose keys and values it has, and their pages.
         self._held: dict[int, tuple[list[int], list[int]]] = {}
 
-    def on_answer_begin(self, how: Sampling) -> None:
-        """Draw as the answer is drawn: by the same numbers, the same token is often drawn."""
-        self._how = how
-
-    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int]) -> list[int]:
+    def guess_tokens(
+        self, text: Sequence[int], most: int, pages: Sequence[int], how: Sampling = _GREEDY
+    ) -> list[int]:
         """Return the block's next tokens; it reads what it has not read yet of the text.
 
         Where that is long it reads a part, and proposes nothing.
@@ -146,10 +142,8 @@ class MtpProposer:
         start = max(0, min(known, len(text) - 2))
         part = text[: start + _READ_AT_ONCE + 1]
         most = most if len(part) == len(text) else 0
-        found = self._block.propose_tokens(part, start, pages, most, self._draw_token)
+        found = self._block.propose_tokens(
+            part, start, pages, most, lambda logits, at: sample_token(logits, how, (), at)
+        )
         self._held[place] = [*part], [*pages]
         return found
-
-    def _draw_token(self, logits: Floats, position: int) -> int:
-        """Return the token that is drawn from logits; -1 where these are no numbers."""
-        return sample_token(logits, self._how, (), position)

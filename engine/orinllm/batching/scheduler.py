@@ -189,7 +189,7 @@ class Scheduler:
                     cutting, self._cutting = self._cutting, False
                     self._retire_cancelled(cancelled)
                     if cutting:
-                        self._cut_all()
+                        self._cut_off_all_sequences()
                     self._admit_waiting()
                 self._run_turn()
         except Exception as error:
@@ -210,15 +210,17 @@ class Scheduler:
         return bool(self._running or self._cancelled or self._cutting or self.n_waiting)
 
     def _run_turn(self) -> None:
-        followed, begun = self._submit_step_ahead(), any(step.begins for step in self._flight)
-        if self._flight and self._collect_step():
+        followed, begun = self._try_submit_step_ahead(), any(step.begins for step in self._flight)
+        step = self._flight.popleft() if self._flight else None
+        if step is not None and not all(sequence.over for sequence in step.sequences):
+            self._collect_step_tokens(step)
             self._stopwatch.count_elapsed(stepped=not begun)
         if begun:  # the next step's launches may have to be made: a first token waits for nothing
             self._hand_out_tokens()
             self.on_first_token()
         if not followed:
             self._restore_states()
-            self._stopwatch.filled |= self._fill_prompts()
+            self._fill_prompts()
             self._submit_step()
         self._hand_out_tokens()
 
@@ -228,7 +230,7 @@ class Scheduler:
         if cancelled:
             self._waiting.remove_where(lambda s: s.over)
 
-    def _cut_all(self) -> None:
+    def _cut_off_all_sequences(self) -> None:
         waiting = self._waiting.remove_where(lambda _: True)
         again, self._again = list(self._again), deque()
         for sequence in [*self._running, *again, *waiting]:
@@ -271,7 +273,7 @@ class Scheduler:
             if first is not None and not first.over and not first.is_ready_to_decode:
                 return
             tokens = sequence.n_prompt + sequence.most if self._reserve else len(sequence.ids)
-            lease = self.store.begin_lease(
+            lease = self.store.try_begin_lease(
                 sequence.ids, tokens, sequence.reuse and not self._reserve
             )
             if lease is None:
@@ -290,21 +292,15 @@ class Scheduler:
                 sequence.began, sequence.n_cached = True, lease.cached
                 self._watch.on_sequence_begin(sequence, time.monotonic() - sequence.asked)
 
-    def _collect_step(self) -> bool:
-        """Take the tokens of the first step in flight; False: all who took part are over.
-
-        Who is over meanwhile, or gave its memory up, takes none.
-        """
-        step = self._flight.popleft()
-        if all(sequence.over for sequence in step.sequences):
-            return False
+    def _collect_step_tokens(self, step: _StepInFlight) -> None:
+        """Wait for a step's tokens; who is over meanwhile, or gave its memory up, takes none."""
         for sequence, drawn in zip(step.sequences, self.runner.collect_tokens(), strict=True):
             if sequence.lease is not None:  # recurrent states are behind all that was right
                 sequence.lease.started += len(drawn.more)
-            self._note_token(sequence, drawn.token, drawn.logprobs)
+            self._append_token_or_end(sequence, drawn.token, drawn.logprobs)
             right = 0
             for token in drawn.more if sequence.lease is not None else ():
-                self._note_token(sequence, token, None)
+                self._append_token_or_end(sequence, token, None)
                 right += 1
                 if sequence.lease is None:  # the answer ended within the guess
                     break
@@ -312,9 +308,8 @@ class Scheduler:
                 sequence.n_guessed += drawn.guessed
                 sequence.n_right += right
                 self._watch.on_speculation(drawn.guessed, right)
-        return True
 
-    def _note_token(
+    def _append_token_or_end(
         self, sequence: ScheduledSequence, token: int, logprobs: Logprobs | None
     ) -> None:
         """Note a sequence's new token; it is handed out once the next step is under way."""
@@ -355,7 +350,7 @@ class Scheduler:
             if (checkpoint := self.store.pop_restore_checkpoint(sequence.lease)) is not None:
                 self.runner.restore_states(sequence.lease.pages, checkpoint)
 
-    def _fill_prompts(self) -> bool:
+    def _fill_prompts(self) -> None:
         """Compute a piece of the prompts that wait for it; the one that began first is first.
 
         The piece is smaller while others wait for their next token. What is left of it goes to
@@ -384,7 +379,7 @@ class Scheduler:
                 self._flight.append(_StepInFlight(ends, begins=True))
             else:
                 self._fill_until(sequence, sequence.filled + n)
-        return bool(pieces)
+        self._stopwatch.filled |= bool(pieces)
 
     def _prompt_piece_length(self, sequence: ScheduledSequence, most: int) -> int:
         """Return how many tokens of a prompt are computed next: up to where states are kept."""
@@ -427,12 +422,13 @@ class Scheduler:
         going = [sequence for sequence in going if sequence.lease is not None]
         if going:
             rows = [
-                self._make_row(sequence, self._speculation_room(sequence)) for sequence in going
+                self._make_row(sequence, self._reserve_speculation_room(sequence))
+                for sequence in going
             ]
             self.runner.submit_step(rows)
             self._flight.append(_StepInFlight(going))
 
-    def _submit_step_ahead(self) -> bool:
+    def _try_submit_step_ahead(self) -> bool:
         """Start the step behind the one in flight before its tokens are known; False: it must wait.
 
         Whoever ends with a token of the one in flight takes part in vain.
@@ -441,24 +437,28 @@ class Scheduler:
         if not self._flight or len(self._flight) >= self.runner.most_steps_in_flight:
             return False
         first = self._flight[0]
-        if first.begins or first.sequences != going or not all(map(self._can_submit_ahead, going)):
+        if (
+            first.begins
+            or first.sequences != going
+            or not all(map(self._try_prepare_step_ahead, going))
+        ):
             return False
         self.runner.submit_step([self._make_row(sequence, known=False) for sequence in going])
         self._flight.append(_StepInFlight(going))
         return True
 
-    def _can_submit_ahead(self, sequence: ScheduledSequence) -> bool:
-        """Say whether a sequence wants two tokens, the host draws neither, and both have room."""
+    def _try_prepare_step_ahead(self, sequence: ScheduledSequence) -> bool:
+        """Get room for two tokens, if a sequence wants both and the device draws; False if not."""
         assert sequence.lease is not None
         return (
             sequence.n_answer_tokens + 1 < sequence.most
             and sequence.draw.is_token_only
-            and self.store.grow_lease(sequence.lease, len(sequence.ids) + 1)
+            and self.store.try_grow_lease(sequence.lease, len(sequence.ids) + 1)
         )
 
     def _make_room_for(self, sequence: ScheduledSequence) -> None:
         """Get a sequence the page for its next token, from the one that began last if need be."""
-        while sequence.lease is not None and not self.store.grow_lease(
+        while sequence.lease is not None and not self.store.try_grow_lease(
             sequence.lease, len(sequence.ids)
         ):
             newest = self._running.pop()
@@ -468,13 +468,13 @@ class Scheduler:
             self._again.appendleft(newest)
             self._watch.on_preemption()
 
-    def _speculation_room(self, sequence: ScheduledSequence) -> int:
+    def _reserve_speculation_room(self, sequence: ScheduledSequence) -> int:
         """Return how many tokens behind the next one a sequence alone may get, which have pages."""
         if len(self._running) > 1 or not self.runner.most_extra_tokens:
             return 0
         assert sequence.lease is not None
         room = min(self.runner.most_extra_tokens, sequence.most - sequence.n_answer_tokens - 1)
-        fits = room > 0 and self.store.grow_lease(sequence.lease, len(sequence.ids) + room)
+        fits = room > 0 and self.store.try_grow_lease(sequence.lease, len(sequence.ids) + room)
         return room if fits else 0
 
     @staticmethod
@@ -494,7 +494,7 @@ class Scheduler:
             if sequence.over:
                 continue
             try:
-                if token >= 0 and sequence.sink.take_token(token, logprobs):
+                if token >= 0 and sequence.sink.take_token_and_check_done(token, logprobs):
                     reason = "stop"
             except Exception as bug:
                 self._end_and_tell_sink(sequence, "error", log_and_describe_failure(bug))

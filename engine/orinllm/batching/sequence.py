@@ -20,7 +20,7 @@ from orinllm.network.vision.pictures import Picture, pictures_in, position_shift
 class TokenSink(Protocol):
     """The taker of a sequence's tokens, in the scheduler's thread. Neither call may wait."""
 
-    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token_and_check_done(self, token: int, logprobs: Logprobs | None) -> bool:
         """Take a token; True ends the answer here."""
         ...
 

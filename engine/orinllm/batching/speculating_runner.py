@@ -25,8 +25,6 @@ class SpeculatingRunner:
             runner.chunk,
             runner.prompt_tokens_per_step,
         )
-        self._text: Sequence[int] | None = None  # what the proposer goes on with
-        self._asked: Proposer | None = None  # who began with it
         self._rows: Sequence[StepRow] = ()
         self._guesses: list[int] = []
 
@@ -100,8 +98,5 @@ class SpeculatingRunner:
             or draw.sampling.has_penalties
         ):
             return []
-        if draw.before is not self._text or proposer is not self._asked:
-            proposer.on_answer_begin(draw.sampling)
-            self._text, self._asked = draw.before, proposer
-        guesses = proposer.guess_tokens(draw.before, row.room, row.pages)
+        guesses = proposer.guess_tokens(draw.before, row.room, row.pages, draw.sampling)
         return list(itertools.takewhile(lambda token: token >= 0, guesses))  # no rows of pictures

@@ -38,7 +38,7 @@ class GrammarOption:
         from orinllm.text.reasoning_tags import TAGS
 
         grammars = GrammarCompiler(model.tokenizer, model.description.network.config.vocab_size)
-        matcher = grammars.compile_matcher(self.kind, self.value, self.option, _say_loosened)
+        matcher = grammars.compile_matcher(self.kind, self.value, self.option, _print_not_enforced)
         template = model.template
         if told is None or template is None:
             return grammars.make_constraint(matcher)
@@ -52,7 +52,7 @@ class GrammarOption:
         return grammars.make_constraint(matcher, close if thinks else "")
 
 
-def _say_loosened(path: str) -> None:
+def _print_not_enforced(path: str) -> None:
     print_message(f"{path}: the answer is not held to it", dim=True)
 
 

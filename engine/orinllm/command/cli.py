@@ -18,8 +18,8 @@ import click
 from orinllm.command.device_opening import is_device_opening, open_device_in_background
 from orinllm.command.options import (
     MmprojPathParam,
+    ModelLoadOptions,
     ModelPathParam,
-    ModelSource,
     read_sampling,
     with_answer_form,
     with_cache_type,
@@ -95,7 +95,7 @@ def cli() -> None:
 cli.add_command(show)
 
 
-def _load_model(source: ModelSource, opened: Future[str]) -> Any:
+def _load_model(source: ModelLoadOptions, opened: Future[str]) -> Any:
     from orinllm.gpu.kernels.buffers import KEY_TYPES
     from orinllm.model import Model
 
@@ -138,7 +138,7 @@ def _load_model(source: ModelSource, opened: Future[str]) -> Any:
     help="A picture before the prompt; may be repeated. The model sees with --mmproj.",
 )
 def run(
-    source: ModelSource,
+    source: ModelLoadOptions,
     prompt: str,
     raw: bool,
     images: tuple[Path, ...],
@@ -185,7 +185,7 @@ def run(
         raise KeyboardInterrupt
 
 
-def _check_images(source: ModelSource, images: tuple[Path, ...], raw: bool) -> None:
+def _check_images(source: ModelLoadOptions, images: tuple[Path, ...], raw: bool) -> None:
     """Raise BadInput for pictures that cannot be read, before the model takes its time."""
     if not images:
         return
@@ -215,7 +215,7 @@ def _read_pictures(conversation: Conversation, images: tuple[Path, ...]) -> list
 @with_speculation
 @with_conversation
 def chat(
-    source: ModelSource,
+    source: ModelLoadOptions,
     system: str | None,
     thinking: bool | None,
     max_tokens: int | None,
@@ -308,7 +308,7 @@ def _ask_and_print(
 @with_model
 @with_speculation
 @with_server
-def serve(source: ModelSource, **given: Any) -> None:
+def serve(source: ModelLoadOptions, **given: Any) -> None:
     """Serve a model with OpenAI's HTTP API.
 
     Listens on this machine alone unless --host says otherwise. SIGTERM lets answers under way end

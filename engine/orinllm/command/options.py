@@ -67,7 +67,7 @@ def _print_to_stderr(text: str) -> None:
     click.echo(escape_unprintable(text), err=True)
 
 
-def _mmproj_of_hub_model() -> Path | None:
+def _find_or_fetch_hub_mmproj() -> Path | None:
     """Return the mmproj of the repository that the model was named by; None: it was a path."""
     from orinllm.file.hub import HubName, find_or_fetch_mmproj
 
@@ -137,7 +137,7 @@ def read_sampling(given: dict[str, Any]) -> Sampling:
 
 
 @dataclass(frozen=True)
-class ModelSource:
+class ModelLoadOptions:
     """A model, and how it is loaded. kv: the type of keys and values. mmproj: how it sees."""
 
     model: Path
@@ -175,7 +175,7 @@ def with_cache_type(command: Command) -> Command:
 
 
 def with_model(command: Command) -> Command:
-    """Add the options of every command that loads a model, which is given a `ModelSource`."""
+    """Add the options of every command that loads a model, which is given a `ModelLoadOptions`."""
 
     @functools.wraps(command)
     def with_source(
@@ -183,8 +183,8 @@ def with_model(command: Command) -> Command:
     ) -> None:
         mmproj = given.pop("mmproj")
         if mmproj is None and given.get("images"):
-            mmproj = _mmproj_of_hub_model()
-        command(ModelSource(model, context, device, path_ == "general", kv, mmproj), **given)
+            mmproj = _find_or_fetch_hub_mmproj()
+        command(ModelLoadOptions(model, context, device, path_ == "general", kv, mmproj), **given)
 
     return _with_options(
         with_cache_type(with_source),

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from orinllm.command.options import ModelSource, with_model
+from orinllm.command.options import ModelLoadOptions, with_model
 from orinllm.command.terminal import print_line
 from orinllm.errors import escape_unprintable
 
 
 @click.command()
 @with_model
-def show(source: ModelSource) -> None:
+def show(source: ModelLoadOptions) -> None:
     """Describe a model, and which path computes each tensor.
 
     The reason stands beside each path.

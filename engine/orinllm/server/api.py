@@ -18,11 +18,16 @@ from orinllm.server.errors import ApiError
 from orinllm.server.fields import Fields, IgnoredFields, client_identity, read_request
 from orinllm.server.metrics import CONTENT_TYPE, Metrics
 from orinllm.server.model_thread import ModelThread
-from orinllm.server.protocols.answers import Answer, EventStream, OpenAiAnswer, wait_for_answer
+from orinllm.server.protocols.answers import (
+    EventStream,
+    OpenAiAnswer,
+    ProtocolAnswer,
+    wait_for_answer,
+)
 from orinllm.server.protocols.chat import read_chat
 from orinllm.server.protocols.completions import read_completion
 from orinllm.server.protocols.embeddings import EmbeddingRequest, EmbeddingsAnswer, read_embeddings
-from orinllm.server.protocols.prompt_scores import PromptScores
+from orinllm.server.protocols.prompt_scores import PromptScorer
 from orinllm.server.protocols.requests import ChatRequest, CommonFields, CompletionRequest
 from orinllm.server.protocols.tokenize_requests import read_detokenize, read_tokenize
 from orinllm.server.request_jobs import (
@@ -37,7 +42,7 @@ from orinllm.server.web.chat_page import chat_page_response
 from orinllm.server.web.security import SAFE_HEADERS, RequestGuard
 from orinllm.text.tokenizer import Tokenizer
 
-MakeAnswer = Callable[[Tokenizer, CommonFields, str, RequestJob], Answer]
+MakeAnswer = Callable[[Tokenizer, CommonFields, str, RequestJob], ProtocolAnswer]
 Handler = Callable[[Request], Awaitable[Response]]
 #: Name of the header that lists what of a request has no effect.
 IGNORED = "x-ignored-fields"
@@ -204,7 +209,7 @@ class OpenAiApi:
         firsts = run.sequences[:: common.n]
         prompts = [list(first.ids) for first in firsts]
         held = replace(common, client=firsts[0].client)
-        scores = PromptScores(engine, held, prompts, self.model_thread.event_bridge)
+        scores = PromptScorer(engine, held, prompts, self.model_thread.event_bridge)
         found = await wait_for_answer(
             request.receive, engine.scheduler, scores.run, scores.wait_for_scores()
         )
@@ -228,9 +233,9 @@ class OpenAiApi:
 
     def json_reply(self, value: Any, notes: IgnoredFields) -> Response:
         """Return an answer; its header names what was ignored."""
-        return JSONResponse(value, headers=self._ignored_headers(notes))
+        return JSONResponse(value, headers=self._count_ignored_and_make_header(notes))
 
-    def _ignored_headers(self, notes: IgnoredFields) -> dict[str, str]:
+    def _count_ignored_and_make_header(self, notes: IgnoredFields) -> dict[str, str]:
         self.model_thread.metrics.count_ignored_fields(notes.ignored)
         return {IGNORED: notes.header_text} if notes.ignored else {}
 
@@ -240,10 +245,10 @@ class OpenAiApi:
         engine: ServedModel,
         common: CommonFields,
         run: RequestJob,
-        answer: Answer,
+        answer: ProtocolAnswer,
     ) -> Response:
         if common.stream:
-            headers = self._ignored_headers(common.notes)
+            headers = self._count_ignored_and_make_header(common.notes)
             return EventStream(answer, engine.scheduler, headers)
         found = await wait_for_answer(
             request.receive, engine.scheduler, run, answer.wait_for_result()

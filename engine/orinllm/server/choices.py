@@ -74,7 +74,7 @@ class EndSink:
     def __init__(self, post: EventBridge, events: "asyncio.Queue[ChoiceEvent]") -> None:
         self._post, self._events = post, events
 
-    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token_and_check_done(self, token: int, logprobs: Logprobs | None) -> bool:
         """See `TokenSink`."""
         raise AssertionError("an embedding has no tokens")
 
@@ -95,7 +95,7 @@ class Choice:
         self._stops, self._put = StopTextFilter(stops), put
         self._stopped = self._calls = self._any = False
 
-    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token_and_check_done(self, token: int, logprobs: Logprobs | None) -> bool:
         """See `TokenSink`."""
         self._any = True
         delta, enough = self._delta_and_done(token)

@@ -10,7 +10,7 @@ from orinboard.sampling import Reader
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.server.fields import HINTS
-from orinllm.server.phase_energy import PhaseEnergy, start_phase_energy
+from orinllm.server.phase_energy import PhaseEnergy, try_start_phase_energy
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Seconds: vLLM's borders, of first tokens, of gaps and of whole requests.
@@ -88,7 +88,7 @@ class Metrics(SchedulerObserver):
 
     def start_measuring_energy(self, readers: Sequence[Reader] | None = None) -> None:
         """Count joules too, if this machine has power rails; takes up to a second."""
-        self._energy = start_phase_energy(self._registry, readers)
+        self._energy = try_start_phase_energy(self._registry, readers)
         if self._energy is not None:
             self._energy.set_busy_check(self._busy)
 

@@ -93,8 +93,8 @@ class ModelThread:
             self._engine.scheduler.stop_accepting()
             self._loop.call_later(grace, self._engine.scheduler.end_all)
 
-    def join(self, seconds: float) -> bool:
-        """Wait for the thread; say whether it ended."""
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the thread so long; say whether it ended."""
         if self._engine is not None:
             self._engine.scheduler.stop_when_idle()
             self._thread.join(seconds)

@@ -14,7 +14,7 @@ from orinllm.server.fields import Fields, read_request
 from orinllm.server.protocols import ollama
 from orinllm.server.protocols.anthropic import (
     MessagesAnswer,
-    read_count_request,
+    read_count_tokens_request,
     read_messages_request,
 )
 from orinllm.server.protocols.openai_responses import ResponsesAnswer, read_responses_request
@@ -41,7 +41,9 @@ class OtherApis:
 
     async def anthropic_count_tokens(self, request: Request) -> Response:
         """Answer POST /v1/messages/count_tokens."""
-        asked = await read_request(request, read_count_request, self._api.new_ignored_fields())
+        asked = await read_request(
+            request, read_count_tokens_request, self._api.new_ignored_fields()
+        )
         engine = self._api.engine_of_model(asked.common.model)
         ids = await asyncio.to_thread(tokens_of_chat, engine, asked)
         return self._api.json_reply({"input_tokens": len(ids)}, asked.common.notes)

@@ -68,7 +68,7 @@ class EnergyInterval:
     readings: tuple[RailReading, ...]
 
     @property
-    def needs_turns_until(self) -> float:
+    def latest_window_end(self) -> float:
         """All that it needs is known when the turns until this moment are."""
         return max([self.end, *(reading.window_end for reading in self.readings)])
 
@@ -128,7 +128,7 @@ class PhaseEnergy(Collector):
                 return
             counted = sample.rails_by_key
             rails = [(name, counted[name]) for name in self._meter.within.rails if name in counted]
-            found = [self._new_reading(name, rail, sample) for name, rail in rails]
+            found = [self._reading_if_new(name, rail, sample) for name, rail in rails]
             readings = tuple(reading for reading in found if reading is not None)
             joules = self._meter.total - total
             self._steps.append(EnergyInterval(before.awake, sample.awake, joules, readings))
@@ -136,7 +136,7 @@ class PhaseEnergy(Collector):
             if not self._busy():
                 self._share_energy_until(sample.awake - max(_SPAN, sample.span))
 
-    def _new_reading(self, name: str, rail: Rail, sample: Sample) -> RailReading | None:
+    def _reading_if_new(self, name: str, rail: Rail, sample: Sample) -> RailReading | None:
         """The time that a rail's value is of; None if it says nothing new."""
         watts = rail.watts or 0.0
         if rail.at is None:
@@ -158,7 +158,7 @@ class PhaseEnergy(Collector):
 
     def _share_energy_until(self, until: float) -> None:
         """Share what was drawn until then, of which every turn is known."""
-        while self._steps and self._steps[0].needs_turns_until <= until:
+        while self._steps and self._steps[0].latest_window_end <= until:
             step = self._steps.popleft()
             for reading in step.readings:
                 self._learn_reading(reading)
@@ -223,7 +223,7 @@ class PhaseEnergy(Collector):
         yield info
 
 
-def start_phase_energy(
+def try_start_phase_energy(
     registry: CollectorRegistry, readers: Sequence[Reader] | None = None
 ) -> PhaseEnergy | None:
     """Measure from now on and show it; None where the machine has no power rails.

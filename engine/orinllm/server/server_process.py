@@ -103,7 +103,7 @@ def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell)
         )
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with given or _listening_socket(http) as listening:
+    with given or _make_listening_socket(http) as listening:
         try:
             process = _ServerProcess(options, http, name, tell)
             process.patient = given is not None
@@ -131,7 +131,7 @@ def _inherited_socket() -> socket.socket | None:
     return given
 
 
-def _listening_socket(http: HttpOptions) -> socket.socket:
+def _make_listening_socket(http: HttpOptions) -> socket.socket:
     """Return a listening socket; raises BadInput where the address cannot be had."""
     try:
         family, kind, number, _, address = socket.getaddrinfo(
@@ -207,7 +207,7 @@ class _ServerProcess:
         await asyncio.create_task(self._server.serve([listening]))
         if self._mendable:
             raise BadInput(self._mendable)
-        if not self._model_thread.join(_LAST_SECONDS):
+        if not self._model_thread.ends_within(_LAST_SECONDS):
             # The thread is in the middle of loading, or of a launch that does not return.
             sys.stdout.flush()
             sys.stderr.flush()

@@ -165,18 +165,17 @@ class Guesser:
     """Knows the next tokens, and errs here and there."""
 
     def __init__(self, noise: random.Random) -> None:
-        self._noise, self._how, self._chain, self._read = noise, Sampling(), 0, 0
+        self._noise = noise
 
-    def on_answer_begin(self, how: Sampling) -> None:
-        self._how, self._chain, self._read = how, 0, 0
-
-    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
-        for token in text[self._read :]:
-            self._chain = hash((self._chain, token))
-        self._read, chain, found = len(text), self._chain, list[int]()
+    def guess_tokens(
+        self, text: Sequence[int], most: int, pages: Sequence[int], how: Sampling
+    ) -> list[int]:
+        chain, found = 0, list[int]()
+        for token in text:
+            chain = hash((chain, token))
         for _ in range(self._noise.randint(0, most)):
             wrong = self._noise.random() < 0.2
-            found.append((_next(chain, self._how, None) + wrong) % _VOCABULARY)
+            found.append((_next(chain, how, None) + wrong) % _VOCABULARY)
             chain = hash((chain, found[-1]))
         return found
 
@@ -207,7 +206,7 @@ class Client:
         if job.hidden_states is not None:
             job.hidden_states = self._hear
 
-    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token_and_check_done(self, token: int, logprobs: Logprobs | None) -> bool:
         assert not self.deaf and not self.reason
         assert (logprobs is None) == (self.job.top is None)
         assert logprobs is None or logprobs.own == 1 - self.job.n_prompt - len(self.heard)

@@ -26,7 +26,7 @@ class Ear:
     error: str | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
-    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token_and_check_done(self, token: int, logprobs: Logprobs | None) -> bool:
         self.heard.append(token)
         return len(self.heard) >= self.most
 

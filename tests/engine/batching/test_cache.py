@@ -11,7 +11,7 @@ def test_the_last_page_is_kept_for_who_goes_on_behind_all_of_it() -> None:
     store, ids = SharedPageStore(3), prompt(1, PAGE + 9)
 
     def begin(tokens: list[int], room: int = 2 * PAGE) -> Lease | None:
-        return store.begin_lease(tokens, room)
+        return store.try_begin_lease(tokens, room)
 
     def known(tokens: list[int], done: int = 0) -> int:
         lease = begin(tokens)
@@ -47,15 +47,15 @@ def test_one_sequence_keeps_what_it_held() -> None:
     said = [*asked, *prompt(2, PAGE)]
 
     def known(ids: list[int], computed: int = 0) -> int:
-        lease = store.begin_lease(ids, len(ids))
-        assert lease is not None and store.begin_lease([1], 1) is None
+        lease = store.try_begin_lease(ids, len(ids))
+        assert lease is not None and store.try_begin_lease([1], 1) is None
         if computed:
             store.commit_tokens(lease, ids, computed)
         store.end_lease(lease)
         return lease.cached
 
     assert known(asked) == 0
-    lease = store.begin_lease(asked, len(asked))
+    lease = store.try_begin_lease(asked, len(asked))
     assert lease is not None
     store.commit_tokens(lease, said, len(said))
     store.end_lease(lease)
@@ -68,34 +68,34 @@ def test_one_sequence_keeps_what_it_held() -> None:
         known([*said, 5], len(said) + 1)
         assert known([*said[:right], -1, -1]) == right // PAGE * PAGE
     recurrent = SlotStore(1, 100, resumable=False)
-    lease = recurrent.begin_lease([1, 2], 2)
+    lease = recurrent.try_begin_lease([1, 2], 2)
     assert lease is not None
     recurrent.commit_tokens(lease, [1, 2, 3], 3)
     recurrent.end_lease(lease)
-    longer = recurrent.begin_lease([1, 2, 3, 4], 4)
+    longer = recurrent.try_begin_lease([1, 2, 3, 4], 4)
     assert longer is not None and longer.cached == 3
     recurrent.end_lease(longer)
-    other = recurrent.begin_lease([1, 2, 5], 3)
+    other = recurrent.try_begin_lease([1, 2, 5], 3)
     assert other is not None and other.cached == 0
 
 
 def test_states_of_a_prompt_that_was_cancelled_are_nobodys() -> None:
     """It ended before its checkpoint was copied: its slot still has another text's states."""
     store, ids = SharedPageStore(8, StateSlots(2, 1)), prompt(1, PAGE + 1)
-    first = store.begin_lease(ids, len(ids))
+    first = store.try_begin_lease(ids, len(ids))
     assert first is not None
     first.started = PAGE
     store.commit_tokens(first, ids, PAGE)
     assert store.claim_save_checkpoint(first) == 0
     first.started = PAGE + 1  # a step was started whose token nobody knows
     store.end_lease(first)
-    cancelled = store.begin_lease(ids, len(ids))
+    cancelled = store.try_begin_lease(ids, len(ids))
     assert cancelled is not None and (cancelled.cached, cancelled.resumes) == (PAGE, 0)
     store.end_lease(cancelled)
-    again = store.begin_lease(ids, len(ids))
+    again = store.try_begin_lease(ids, len(ids))
     assert again is not None and (again.cached, again.resumes) == (PAGE, 0)
     # What somebody begins with stays until it is copied, and goes then.
-    other = store.begin_lease(prompt(2, PAGE + 1), PAGE + 1)
+    other = store.try_begin_lease(prompt(2, PAGE + 1), PAGE + 1)
     assert other is not None and other.cached == 0
     store.commit_tokens(other, prompt(2, PAGE + 1), PAGE)
     assert store.claim_save_checkpoint(other) is None
@@ -120,8 +120,8 @@ def test_a_slot_that_is_taken_has_no_texts_states() -> None:
 
 def test_each_slot_has_a_context_of_pages() -> None:
     store = SlotStore(3, PAGE + 1)
-    lease = store.begin_lease([1, 2], 2)
+    lease = store.try_begin_lease([1, 2], 2)
     assert lease is not None and (store.total, store.n_used_pages, store.n_free_pages) == (6, 2, 4)
-    assert store.begin_lease([1], PAGE + 2) is None
+    assert store.try_begin_lease([1], PAGE + 2) is None
     store.end_lease(lease)
     assert (store.n_used_pages, store.n_free_pages) == (0, 6)

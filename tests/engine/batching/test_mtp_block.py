@@ -27,7 +27,7 @@ from orinllm.batching.proposers import MtpProposer, Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
 from orinllm.batching.speculating_runner import SpeculatingRunner
-from orinllm.choose.sampling import Sampling
+from orinllm.choose.sampling import Floats, Sampling, sample_token
 from orinllm.cpu.executor import CpuRunner
 from orinllm.cpu.mtp_block import CpuMtpBlock
 from orinllm.errors import BadInput
@@ -243,14 +243,17 @@ def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
         runner.path.fill_cache(text, 0, slot)  # what the last token leaves, too: it is never read
         read.clear()
         how = Sampling(temperature=0.4, seed=len(text))
-        used.on_answer_begin(how)
-        said[slot] = used.guess_tokens(text, 3, pages[slot])
+        said[slot] = used.guess_tokens(text, 3, pages[slot], how)
         if len(text) < 2:
             assert said[slot] == []
             continue
         assert sum(read[:-2]) <= max(1, len(text) - kept)
-        assert used.guess_tokens(text, 3, pages[slot]) == said[slot]
-        assert block.propose_tokens(text, 0, pages[slot], 3, used._draw_token) == said[slot]
+        assert used.guess_tokens(text, 3, pages[slot], how) == said[slot]
+
+        def draw(logits: Floats, at: int, how: Sampling = how) -> int:
+            return sample_token(logits, how, (), at)
+
+        assert block.propose_tokens(text, 0, pages[slot], 3, draw) == said[slot]
 
 
 def test_it_reads_again_what_lies_in_other_pages() -> None:

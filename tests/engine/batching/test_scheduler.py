@@ -276,7 +276,7 @@ def test_an_answer_that_cannot_be_read_ends_alone(
         raise RecursionError("too deep")
 
     if where != "end":
-        ear(bad).take_token = take  # type: ignore[method-assign]
+        ear(bad).take_token_and_check_done = take  # type: ignore[method-assign]
     if where != "take":
         ear(bad).on_end = only_errors if where == "end" else deaf  # type: ignore[method-assign]
     with Running(runner()) as it:
@@ -435,7 +435,7 @@ def test_only_steps_on_a_cpu_wait_for_the_event_loop(on_cpu: bool) -> None:
 
     model_thread = asyncio.run(started())
     assert (scheduler.on_first_token == model_thread.event_bridge.wait_until_sent) == on_cpu
-    assert model_thread.join(60)
+    assert model_thread.ends_within(60)
 
 
 def test_a_cancelled_prompt_leaves_no_step_behind() -> None:

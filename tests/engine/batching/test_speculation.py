@@ -25,24 +25,21 @@ class Oracle:
     def __init__(self, whole: Sequence[int]) -> None:
         self._whole = whole
 
-    def on_answer_begin(self, how: Sampling) -> None:
-        pass
-
-    def guess_tokens(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
+    def guess_tokens(
+        self, text: Sequence[int], most: int, pages: Sequence[int], how: Sampling
+    ) -> list[int]:
         places = range(len(text), min(len(text) + most, len(self._whole)))
         return [self._whole[at] ^ (at % 3 == 0) for at in places]
 
 
 def test_lookup_finds_what_came_after() -> None:
     lookup = LookupProposer()
-    lookup.on_answer_begin(GREEDY)
     assert lookup.guess_tokens([1, 2, 3, 4], 3) == []
     assert lookup.guess_tokens([1, 2, 3, 4, 1, 2], 3) == [3, 4, 1]
     # The longest match goes before the latest one.
     text = [1, 2, 3, 4, 1, 2, 7, 2, 3, 9, 5, 1, 2, 3]
     assert lookup.guess_tokens(text, 2) == [4, 1]
     assert lookup.guess_tokens([*text, 9], 2) == [5, 1]
-    lookup.on_answer_begin(GREEDY)
     assert lookup.guess_tokens([3, 9], 2) == []
 
 

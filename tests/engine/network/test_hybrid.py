@@ -177,10 +177,9 @@ class Oracle:
     def __init__(self, whole: list[int], wrong: int) -> None:
         self._whole, self._wrong = whole, wrong
 
-    def on_answer_begin(self, how: Sampling) -> None:
-        pass
-
-    def guess_tokens(self, text: Iterable[int], most: int, pages: Iterable[int] = ()) -> list[int]:
+    def guess_tokens(
+        self, text: Iterable[int], most: int, pages: Iterable[int], how: Sampling
+    ) -> list[int]:
         first = len(list(text))
         places = range(first, min(first + most, len(self._whole)))
         return [self._whole[at] ^ (at % self._wrong == 0) for at in places]

@@ -114,7 +114,7 @@ def live(
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
-        assert model_thread.join(PATIENCE), "the scheduler's thread did not end"
+        assert model_thread.ends_within(PATIENCE), "the scheduler's thread did not end"
 
 
 @dataclass

@@ -323,7 +323,7 @@ class Calls(Choice):
 def test_an_answer_that_is_cut_behind_a_call_says_so(reason: str, finish: str) -> None:
     events = list[ChoiceEvent]()
     choice = Calls(0, (), events.append)
-    choice.take_token(1, None)
+    choice.take_token_and_check_done(1, None)
     choice.on_end(reason, None)
     assert events[-1].finish == finish
 
@@ -333,7 +333,7 @@ def test_a_call_that_is_nested_beyond_reason_is_none(server: Live) -> None:
     tokenizer = server.engine.tokenizer
     choice = ForcedCallChoice(0, heard.append, tokenizer, "f")
     for token in tokenizer.encode("[" * 5000):
-        choice.take_token(token, None)
+        choice.take_token_and_check_done(token, None)
     choice.on_end("length", None)
     assert (heard[-1].finish, heard[-1].error) == ("length", None)
     assert not any(event.delta.tool_calls for event in heard)

@@ -11,7 +11,7 @@ from orinboard.files import FileReader
 from orinboard.meter import Sample
 from orinboard.readings import Rail, Readings
 from orinllm.server.metrics import Metrics
-from orinllm.server.phase_energy import PhaseEnergy, start_phase_energy
+from orinllm.server.phase_energy import PhaseEnergy, try_start_phase_energy
 
 WATTS = {"prefill": 50.0, "decode": 30.0, "idle": 8.0}
 
@@ -72,7 +72,7 @@ def test_eight_clients_alternate_between_the_phases(monkeypatch: pytest.MonkeyPa
 def test_threads_that_take_turns() -> None:
     """The sampler is a thread among eight: what it saw is shared, and each phase has its part."""
     device, busy, draw = Device(), threading.Event(), random.Random(5)
-    energy = start_phase_energy(CollectorRegistry(), [device.read])
+    energy = try_start_phase_energy(CollectorRegistry(), [device.read])
     assert energy is not None
     energy.set_busy_check(busy.is_set)
     end = time.monotonic() + 3
@@ -123,7 +123,7 @@ def test_what_the_rails_drew_is_shared_and_nothing_else(monkeypatch: pytest.Monk
 
 def test_a_machine_without_rails_shows_none() -> None:
     registry = CollectorRegistry()
-    assert start_phase_energy(registry, [lambda files: Readings()]) is None
+    assert try_start_phase_energy(registry, [lambda files: Readings()]) is None
     metrics = Metrics()
     metrics.start_measuring_energy([lambda files: Readings()])
     metrics.on_phase_work("decode", 1.0)

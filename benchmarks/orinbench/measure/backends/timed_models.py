@@ -135,7 +135,7 @@ class _TokenClock:
         self.first = self.last = 0
         self.error: str | None = None
 
-    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token_and_check_done(self, token: int, logprobs: Logprobs | None) -> bool:
         """See `TokenSink`."""
         self.last = time.perf_counter_ns()
         self.first = self.first or self.last

@@ -27,7 +27,7 @@ from orinllm.text.tokenizer import Tokenizer
 _PING_SECONDS = 15.0
 
 
-class Answer(ABC):
+class ProtocolAnswer(ABC):
     """Makes one request's answer, in the words of a protocol.
 
     Attributes:
@@ -116,7 +116,7 @@ class Answer(ABC):
         return events
 
 
-class OpenAiAnswer(Answer):
+class OpenAiAnswer(ProtocolAnswer):
     """An answer of chat/completions, or (not `chat`) of completions."""
 
     def __init__(
@@ -139,7 +139,7 @@ class OpenAiAnswer(Answer):
         self.echoed: list[list[_Entry]] = [[] for _ in run.sequences]  # with `logprobs`
 
     def result(self) -> dict[str, Any]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         choices = [
             self._chat_choice(i) if self._chat else self._text_choice(i)
             for i in range(len(self._choices))
@@ -157,13 +157,13 @@ class OpenAiAnswer(Answer):
         }
 
     def closing_chunks(self) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         if self._common.include_usage:
             yield sse_event({**self._chunk_head(), "choices": [], "usage": self.usage()})
         yield b"data: [DONE]\n\n"
 
     def failure_chunk(self, error: ApiError) -> bytes:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         return sse_event(error.error_object())
 
     def _chunk_head(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class OpenAiAnswer(Answer):
         return sse_event({**chunk, "usage": None} if self._common.include_usage else chunk)
 
     def opening_chunks(self) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         for index in range(len(self._choices)):
             if self._chat:
                 delta = {"role": "assistant", "content": ""}
@@ -186,7 +186,7 @@ class OpenAiAnswer(Answer):
                 yield self._sse_chunk(self._chunk_choice(index, text, logprobs, None))
 
     def event_chunks(self, event: ChoiceEvent) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         said = self._choices[event.choice]
         logprobs = None
         if event.logprobs is not None:
@@ -341,7 +341,9 @@ def sse_event(value: dict[str, Any], name: str = "") -> bytes:
 class EventStream(Response):
     """A stream of events; it ends, and so do its sequences, when its client goes away."""
 
-    def __init__(self, answer: Answer, scheduler: Scheduler, headers: dict[str, str]) -> None:
+    def __init__(
+        self, answer: ProtocolAnswer, scheduler: Scheduler, headers: dict[str, str]
+    ) -> None:
         # Proxies that collect a stream would hold it back.
         super().__init__(
             None, headers={"X-Accel-Buffering": "no", **headers}, media_type=answer.media_type

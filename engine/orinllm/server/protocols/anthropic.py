@@ -9,12 +9,12 @@ from orinllm.choose.sampling import Sampling
 from orinllm.server.choices import ChoiceEvent
 from orinllm.server.errors import ApiError, invalid_error, unsupported_error
 from orinllm.server.fields import Fields
-from orinllm.server.protocols.answers import Answer, sse_event
+from orinllm.server.protocols.answers import ProtocolAnswer, sse_event
 from orinllm.server.protocols.chat import (
     MOST_TOKENS,
     new_seed,
-    read_effort,
     read_max_tokens,
+    read_reasoning_effort,
     read_stop_texts,
     refuse_lone_hosted_tools,
     require_tools_named,
@@ -35,10 +35,10 @@ _FINISHES = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use
 def read_messages_request(fields: Fields) -> ChatRequest:
     """Read a request of POST /v1/messages; raises ApiError."""
     fields.required("max_tokens")
-    return read_count_request(fields)
+    return read_count_tokens_request(fields)
 
 
-def read_count_request(fields: Fields) -> ChatRequest:
+def read_count_tokens_request(fields: Fields) -> ChatRequest:
     """Read a request of POST /v1/messages/count_tokens; raises ApiError."""
     metadata, client = fields.subfields("metadata"), None
     if metadata is not None:
@@ -90,7 +90,7 @@ def _read_shape_and_effort(fields: Fields) -> tuple[AnswerShape | None, str | No
         form.one_of("type", ("json_schema",), None)
         shape = AnswerShape("schema", form.required("schema"), form.path_of("schema"))
         form.note_unread()
-    effort = read_effort(part, "effort")
+    effort = read_reasoning_effort(part, "effort")
     part.note_unread()
     return shape, effort
 
@@ -216,7 +216,7 @@ def _read_text_part(inner: Fields) -> dict[str, Any]:
     return {"type": "text", "text": inner.required_text("text")}
 
 
-class MessagesAnswer(Answer):
+class MessagesAnswer(ProtocolAnswer):
     """An answer as a message of blocks: thinking, text, calls."""
 
     ping = sse_event({"type": "ping"}, "ping")
@@ -228,7 +228,7 @@ class MessagesAnswer(Answer):
         self._id, self._index, self._open = f"msg_{secrets.token_hex(12)}", -1, ""
 
     def result(self) -> dict[str, Any]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         said = self._choices[0]
         blocks: list[dict[str, Any]] = []
         if said.delta.reasoning:
@@ -267,50 +267,52 @@ class MessagesAnswer(Answer):
         }
 
     def opening_chunks(self) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         yield _named_event("message_start", message=self._message_object([]))
 
     def event_chunks(self, event: ChoiceEvent) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         delta = event.delta
         if delta.reasoning:
-            yield from self._begin_block("thinking", {"thinking": "", "signature": ""})
-            yield self._block_delta({"type": "thinking_delta", "thinking": delta.reasoning})
+            yield from self._block_opening_chunks("thinking", {"thinking": "", "signature": ""})
+            yield self._block_delta_chunk({"type": "thinking_delta", "thinking": delta.reasoning})
         if delta.content:
-            yield from self._begin_block("text", {"text": ""})
-            yield self._block_delta({"type": "text_delta", "text": delta.content})
+            yield from self._block_opening_chunks("text", {"text": ""})
+            yield self._block_delta_chunk({"type": "text_delta", "text": delta.content})
         for call in delta.tool_calls:
-            yield from self._end_block()
-            yield from self._begin_block("tool_use", _tool_call_block(call))
-            yield self._block_delta({"type": "input_json_delta", "partial_json": call.arguments})
-            yield from self._end_block()
+            yield from self._block_closing_chunks()
+            yield from self._block_opening_chunks("tool_use", _tool_call_block(call))
+            yield self._block_delta_chunk(
+                {"type": "input_json_delta", "partial_json": call.arguments}
+            )
+            yield from self._block_closing_chunks()
 
-    def _begin_block(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
+    def _block_opening_chunks(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
         if self._open == kind:
             return
-        yield from self._end_block()
+        yield from self._block_closing_chunks()
         self._open, self._index = kind, self._index + 1
         start = {"type": kind, **block}
         yield _named_event("content_block_start", index=self._index, content_block=start)
 
-    def _block_delta(self, delta: dict[str, Any]) -> bytes:
+    def _block_delta_chunk(self, delta: dict[str, Any]) -> bytes:
         return _named_event("content_block_delta", index=self._index, delta=delta)
 
-    def _end_block(self) -> Iterator[bytes]:
+    def _block_closing_chunks(self) -> Iterator[bytes]:
         if self._open == "thinking":
-            yield self._block_delta({"type": "signature_delta", "signature": ""})
+            yield self._block_delta_chunk({"type": "signature_delta", "signature": ""})
         if self._open:
             self._open = ""
             yield _named_event("content_block_stop", index=self._index)
 
     def closing_chunks(self) -> Iterator[bytes]:
-        """See `Answer`."""
-        yield from self._end_block()
+        """See `ProtocolAnswer`."""
+        yield from self._block_closing_chunks()
         yield _named_event("message_delta", delta=self._stop_fields(), usage=self._usage())
         yield _named_event("message_stop")
 
     def failure_chunk(self, error: ApiError) -> bytes:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         return sse_event(error.error_object("/v1/messages"), "error")
 
 

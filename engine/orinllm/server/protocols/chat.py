@@ -41,7 +41,7 @@ def read_chat(fields: Fields) -> ChatRequest:
     shape = read_answer_shape(fields)
     if shape is not None and tools.forced:
         raise unsupported_error(shape.param, "cannot go with a tool_choice that forces a call")
-    effort = read_effort(fields, "reasoning_effort")
+    effort = read_reasoning_effort(fields, "reasoning_effort")
     request = ChatRequest(
         common,
         read_messages(fields),
@@ -163,7 +163,7 @@ def read_answer_shape(fields: Fields) -> AnswerShape | None:
     """Read what an answer must be: OpenAI's response_format, vLLM's and llama-server's fields."""
     found = [
         shape
-        for shape in (_read_response_format(fields), *_read_other_shapes(fields))
+        for shape in (_read_response_format(fields), *_read_vllm_and_llama_shapes(fields))
         if shape is not None
     ]
     if len(found) > 1:
@@ -209,7 +209,7 @@ def _read_schema(fields: Fields, name: str) -> Any:
     return value if isinstance(value, bool) else fields.mapping(name)
 
 
-def _read_other_shapes(fields: Fields) -> list[AnswerShape | None]:
+def _read_vllm_and_llama_shapes(fields: Fields) -> list[AnswerShape | None]:
     """Read vLLM's structured_outputs and its older names, and llama-server's fields."""
     found = []
     part = fields.subfields("structured_outputs")
@@ -252,7 +252,7 @@ def _read_structured_field(fields: Fields, name: str, kind: str) -> AnswerShape 
     )
 
 
-def read_effort(fields: Fields, name: str) -> str | None:
+def read_reasoning_effort(fields: Fields, name: str) -> str | None:
     """Read how much a model shall reason; a word that OpenAI does not have is noted."""
     effort = fields.text(name)
     if effort is None or effort in _EFFORTS:

@@ -10,7 +10,7 @@ from orinllm.choose.sampling import Sampling
 from orinllm.server.choices import ChoiceEvent
 from orinllm.server.errors import ApiError, invalid_error
 from orinllm.server.fields import Fields, read_texts_or_tokens
-from orinllm.server.protocols.answers import Answer
+from orinllm.server.protocols.answers import ProtocolAnswer
 from orinllm.server.protocols.chat import MOST_TOKENS, new_seed, read_stop_texts, read_tools
 from orinllm.server.protocols.embeddings import EmbeddingRequest
 from orinllm.server.protocols.request_pictures import picture_part_of_base64
@@ -189,7 +189,7 @@ def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     return tuple(messages)
 
 
-class OllamaAnswer(Answer):
+class OllamaAnswer(ProtocolAnswer):
     """An answer as lines of JSON; `chat`: of /api/chat, else of /api/generate."""
 
     media_type = "application/x-ndjson"
@@ -207,7 +207,7 @@ class OllamaAnswer(Answer):
         self._chat, self._began, self._first = chat, time.monotonic(), 0.0
 
     def result(self) -> dict[str, Any]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         said = self._choices[0].delta
         return {
             **self._answer_object(said.content, said.reasoning, said.tool_calls),
@@ -247,22 +247,22 @@ class OllamaAnswer(Answer):
         }
 
     def opening_chunks(self) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         self._first = time.monotonic()
         return iter(())
 
     def event_chunks(self, event: ChoiceEvent) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         delta = event.delta
         if delta.content or delta.reasoning or delta.tool_calls:
             yield json_line(self._answer_object(delta.content, delta.reasoning, delta.tool_calls))
 
     def closing_chunks(self) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         yield json_line({**self._answer_object("", ""), **self._end_fields()})
 
     def failure_chunk(self, error: ApiError) -> bytes:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         return json_line(error.error_object("/api/"))
 
 

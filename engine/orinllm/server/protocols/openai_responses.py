@@ -8,11 +8,11 @@ from typing import Any
 from orinllm.server.choices import ChoiceEvent
 from orinllm.server.errors import ApiError, invalid_error, unsupported_error
 from orinllm.server.fields import Fields
-from orinllm.server.protocols.answers import Answer, sse_event
+from orinllm.server.protocols.answers import ProtocolAnswer, sse_event
 from orinllm.server.protocols.chat import (
-    read_effort,
     read_max_tokens,
     read_named_schema,
+    read_reasoning_effort,
     read_sampling,
     read_stop_texts,
     read_tools,
@@ -56,16 +56,18 @@ def read_responses_request(fields: Fields) -> ChatRequest:
     tools, shape = read_tools(fields, flat=True), _read_shape(fields)
     if shape is not None and tools.forced:
         raise unsupported_error(shape.param, "cannot go with a tool_choice that forces a call")
-    request = ChatRequest(common, _read_messages(fields), tools, shape, _read_effort(fields))
+    request = ChatRequest(
+        common, _read_messages(fields), tools, shape, _read_reasoning_effort(fields)
+    )
     fields.note_unread()
     return request
 
 
-def _read_effort(fields: Fields) -> str | None:
+def _read_reasoning_effort(fields: Fields) -> str | None:
     part = fields.subfields("reasoning")
     if part is None:
         return None
-    effort = read_effort(part, "effort")
+    effort = read_reasoning_effort(part, "effort")
     part.ignore_unless("summary", (), "thoughts come as they are")
     part.note_unread()
     return effort
@@ -176,7 +178,7 @@ def _read_text_part(inner: Fields) -> dict[str, Any]:
     return {"type": "text", "text": inner.required_text("refusal" if kind == "refusal" else "text")}
 
 
-class ResponsesAnswer(Answer):
+class ResponsesAnswer(ProtocolAnswer):
     """An answer as a list of items: thoughts, a message, calls."""
 
     def __init__(
@@ -188,7 +190,7 @@ class ResponsesAnswer(Answer):
         self._open = ""  # the kind of the last item while it grows
 
     def result(self) -> dict[str, Any]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         said = self._choices[0]
         items: list[dict[str, Any]] = []
         if said.delta.reasoning:
@@ -244,41 +246,41 @@ class ResponsesAnswer(Answer):
         return sse_event({"type": event, "sequence_number": self._number, **more}, event)
 
     def opening_chunks(self) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         for name in ("response.created", "response.in_progress"):
             yield self._sse_event(name, response=self._response_object([], "in_progress"))
 
     def event_chunks(self, event: ChoiceEvent) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         delta = event.delta
         for kind, text in (("reasoning", delta.reasoning), ("message", delta.content)):
             if text:
-                yield from self._begin_item(kind)
-                yield self._item_delta(kind, text)
+                yield from self._item_opening_chunks(kind)
+                yield self._item_delta_chunk(kind, text)
         for call in delta.tool_calls:
-            yield from self._end_item()
-            yield from self._tool_call_events(_tool_call_item(call))
+            yield from self._item_closing_chunks()
+            yield from self._tool_call_chunks(_tool_call_item(call))
 
     def closing_chunks(self) -> Iterator[bytes]:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         if not self._items:
-            yield from self._begin_item("message")
-        yield from self._end_item()
+            yield from self._item_opening_chunks("message")
+        yield from self._item_closing_chunks()
         status = self._status_text()
         yield self._sse_event(
             f"response.{status}", response=self._response_object(self._items, status)
         )
 
     def failure_chunk(self, error: ApiError) -> bytes:
-        """See `Answer`."""
+        """See `ProtocolAnswer`."""
         said = {"code": "server_error", "message": error.message}
         failed = {**self._response_object(self._items, "failed"), "error": said}
         return self._sse_event("response.failed", response=failed)
 
-    def _begin_item(self, kind: str) -> Iterator[bytes]:
+    def _item_opening_chunks(self, kind: str) -> Iterator[bytes]:
         if self._open == kind:
             return
-        yield from self._end_item()
+        yield from self._item_closing_chunks()
         self._open = kind
         item = _new_item(kind, "")
         self._items.append(item)
@@ -293,13 +295,13 @@ class ResponsesAnswer(Answer):
         index = len(self._items) - 1
         return {"item_id": self._items[-1]["id"], "output_index": index, "content_index": 0}
 
-    def _item_delta(self, kind: str, text: str) -> bytes:
+    def _item_delta_chunk(self, kind: str, text: str) -> bytes:
         self._items[-1]["content"][0]["text"] += text
         name = "output_text" if kind == "message" else "reasoning_text"
         more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
         return self._sse_event(f"response.{name}.delta", **self._item_place(), delta=text, **more)
 
-    def _end_item(self) -> Iterator[bytes]:
+    def _item_closing_chunks(self) -> Iterator[bytes]:
         """Close the item that grows."""
         if not self._open:
             return
@@ -314,7 +316,7 @@ class ResponsesAnswer(Answer):
         index = len(self._items) - 1
         yield self._sse_event("response.output_item.done", output_index=index, item=item)
 
-    def _tool_call_events(self, item: dict[str, Any]) -> Iterator[bytes]:
+    def _tool_call_chunks(self, item: dict[str, Any]) -> Iterator[bytes]:
         self._items.append(item)
         index = len(self._items) - 1
         place = {"item_id": item["id"], "output_index": index}

@@ -18,7 +18,7 @@ from orinllm.server.protocols.requests import CommonFields
 from orinllm.server.request_jobs import RequestJob, submit_job
 
 
-class PromptScores:
+class PromptScorer:
     """Computes one request's, of all its prompts at once. `run`: what to cancel."""
 
     def __init__(
@@ -84,7 +84,7 @@ class _LogprobsSink(EndSink):
         super().__init__(post, events)
         self.found: list[Logprobs] = []
 
-    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token_and_check_done(self, token: int, logprobs: Logprobs | None) -> bool:
         """See `TokenSink`."""
         assert logprobs is not None
         self.found.append(logprobs)

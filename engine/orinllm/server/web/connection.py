@@ -106,10 +106,10 @@ class LimitedConnection(GuardedConnection):
             return False
         if not cycle.response_started:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._probe_client()
+        self._watch_for_client_reset()
         return True
 
-    def _probe_client(self) -> None:
+    def _watch_for_client_reset(self) -> None:
         """Look, as long as the answer takes, whether a client that says nothing is there."""
         peer = self.transport.get_extra_info("socket")
         if peer is None or self.transport.is_closing():
@@ -117,4 +117,4 @@ class LimitedConnection(GuardedConnection):
         if peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED:
             self.transport.abort()
         elif self.is_busy:
-            self.loop.call_later(_LOOK_SECONDS, self._probe_client)
+            self.loop.call_later(_LOOK_SECONDS, self._watch_for_client_reset)
