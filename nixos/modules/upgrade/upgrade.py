@@ -48,27 +48,27 @@ class BoardSystems:
         """The system that a link names."""
         return (self.root / link).resolve()
 
-    def note_path(self, name: str) -> Path:
-        """A note of ours: `good`, systems that passed, the last one last; `bad`, those that did
+    def system_list_path(self, name: str) -> Path:
+        """A list of ours: `good`, systems that passed, the last one last; `bad`, those that did
         not come up. And until the next boot: `before`, what was there when an upgrade began, while
         it runs; `trying`, what upgrades made. Those need no disk, which may be full by then."""
         passing = name in ("before", "trying")
         return self.root / ("run" if passing else "var/lib") / "orin-upgrade" / name
 
-    def noted_systems(self, name: str) -> list[Path]:
-        """Systems that a note names and the garbage collector has left; noise is none."""
-        path = self.note_path(name)
+    def listed_systems(self, name: str) -> list[Path]:
+        """Systems that a list names and the garbage collector has left; noise is none."""
+        path = self.system_list_path(name)
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         there = [Path(line) for line in lines if line.startswith("/") and os.path.exists(line)]
-        # A damaged note is no reason to stay with what does not work.
+        # A damaged list is no reason to stay with what does not work.
         kept = self.system_at(GOOD)
         return there or [kept] * (name == "good" and kept.exists())
 
-    def update_note(self, name: str, system: Path, *, drop: bool = False) -> None:
-        """Make a system the last one of a note, or drop it, whole or not at all; a full disk is
+    def update_system_list(self, name: str, system: Path, *, drop: bool = False) -> None:
+        """Make a system the last one of a list, or drop it, whole or not at all; a full disk is
         said."""
-        kept = [each for each in self.noted_systems(name) if each != system]
-        path, kept = self.note_path(name), kept if drop else [*kept, system][-KEPT:]
+        kept = [each for each in self.listed_systems(name) if each != system]
+        path, kept = self.system_list_path(name), kept if drop else [*kept, system][-KEPT:]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, "".join(f"{each}\n" for each in kept))
@@ -78,18 +78,18 @@ class BoardSystems:
     def is_on_trial(self) -> bool:
         """True if the board started with the newest system, or with one that was given up, and it
         has not passed. An older one is what a person chose in the menu: it is nobody's to end."""
-        good, booted = self.noted_systems("good"), self.system_at(BOOTED)
-        ours = booted == self.system_at(NEWEST) or booted in self.noted_systems("bad")
+        good, booted = self.listed_systems("good"), self.system_at(BOOTED)
+        ours = booted == self.system_at(NEWEST) or booted in self.listed_systems("bad")
         return bool(good) and booted not in good and ours
 
-    def entry_paths(self, pattern: str) -> list[Path]:
+    def menu_entry_paths(self, pattern: str) -> list[Path]:
         """Entries of the boot menu."""
         return sorted((self.esp / "loader/entries").glob(f"{pattern}.conf"))
 
     def entry_text_of(self, system: Path) -> str | None:
         """The boot loader's own entry of a system, or None."""
         # A power cut may leave noise in a file of FAT.
-        texts = (path.read_text(errors="replace") for path in self.entry_paths("nixos*"))
+        texts = (path.read_text(errors="replace") for path in self.menu_entry_paths("nixos*"))
         return next((text for text in texts if f"init={system}/init" in text.split()), None)
 
 
@@ -121,7 +121,7 @@ def set_menu_default(board: BoardSystems) -> None:
         lines = settings.read_bytes().split(b"\n")
         kept = [line for line in lines if line.split(b" ")[0] not in (b"default", b"preferred")]
         said = b"\n".join([DEFAULT, *kept])
-        if board.entry_paths("orin-*") and lines != said.split(b"\n"):
+        if board.menu_entry_paths("orin-*") and lines != said.split(b"\n"):
             with settings.open("r+b") as file:
                 file.write(said)
                 file.truncate(len(said))
@@ -129,18 +129,18 @@ def set_menu_default(board: BoardSystems) -> None:
 
 def write_trial_entry(board: BoardSystems, target: Path) -> None:
     """After the boot loader's installation: count the tries of what has not passed."""
-    if not (proven := board.noted_systems("good")):
+    if not (proven := board.listed_systems("good")):
         # There is nothing to go back to.
         return
     # A check may end while a switch goes on.
-    fcntl.flock(lock := os.open(board.note_path("good").parent, os.O_RDONLY), fcntl.LOCK_EX)
+    fcntl.flock(lock := os.open(board.system_list_path("good").parent, os.O_RDONLY), fcntl.LOCK_EX)
     if target in proven:
-        board.update_note("good", target)
-        proven = board.noted_systems("good")
+        board.update_system_list("good", target)
+        proven = board.listed_systems("good")
     # A person who switches to it again wants another try; the nightly upgrade does not.
-    bad = board.noted_systems("bad") if board.note_path("before").exists() else []
+    bad = board.listed_systems("bad") if board.system_list_path("before").exists() else []
     try:
-        for old in board.entry_paths("orin-next*"):
+        for old in board.menu_entry_paths("orin-next*"):
             old.unlink()
         # The last one, but where a full disk has kept it out of its profile and so out of the menu.
         good = next((each for each in reversed(proven) if board.entry_text_of(each)), proven[-1])
@@ -153,7 +153,7 @@ def write_trial_entry(board: BoardSystems, target: Path) -> None:
         new = board.entry_text_of(target)
         if new is not None and target not in [*proven, *bad]:
             write_menu_entry(board, f"orin-next+{TRIES}", "orin-1", "not proven yet", new)
-            board.update_note("bad", target, drop=True)
+            board.update_system_list("bad", target, drop=True)
     except OSError as error:
         set_menu_default(board)
         raise SystemExit(f"{board.esp}: {error.strerror}: the good system is next") from error
@@ -164,13 +164,13 @@ def write_trial_entry(board: BoardSystems, target: Path) -> None:
 
 def mark_as_good(board: BoardSystems, system: Path) -> None:
     """Note a system as good, keep it from the garbage collector, stop counting."""
-    board.update_note("good", system)
+    board.update_system_list("good", system)
     set_profile(board.root / GOOD, system, alone=True)
     # An upgrade may have been installed meanwhile, and waits for its restart.
     newest = board.system_at(NEWEST)
     if (board.esp / "loader/loader.conf").exists():
         try:
-            write_trial_entry(board, system if newest in board.noted_systems("bad") else newest)
+            write_trial_entry(board, system if newest in board.listed_systems("bad") else newest)
         except SystemExit as full:
             # The system is good all the same; a check that failed would be made again for ever.
             print(full, file=sys.stderr)
@@ -201,15 +201,15 @@ def give_up_system(board: BoardSystems, good: Path, bad: Path) -> None:
     """Leave a system that has not come up: the next boot is the good one's."""
     # Linux makes a FAT with a fault read-only: the boot loader still counts tries.
     with contextlib.suppress(OSError):
-        for entry in board.entry_paths("orin-next*"):
+        for entry in board.menu_entry_paths("orin-next*"):
             entry.unlink()
     set_menu_default(board)
-    board.update_note("bad", bad)
+    board.update_system_list("bad", bad)
     set_profile(board.root / NEWEST, good)
     os.sync()
 
 
-def unit_states_and_starts(units: list[str]) -> dict[str, tuple[str, str]]:
+def unit_states_and_start_ids(units: list[str]) -> dict[str, tuple[str, str]]:
     """ActiveState and InvocationID by unit: each start has an id of its own."""
     command = ["systemctl", "show", "--property=ActiveState,InvocationID", *units]
     blocks = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split("\n\n")
@@ -225,7 +225,7 @@ def problems_after_wait(options: argparse.Namespace) -> list[str]:
     end = time.monotonic() + options.seconds
     well: dict[str, tuple[str, str]] = {}
     while True:
-        now = unit_states_and_starts(options.units)
+        now = unit_states_and_start_ids(options.units)
         down = [f"{unit} is {state}" for unit, (state, _) in now.items() if state != "active"]
         lost = reachability_problems(options.ssh, options.peer)
         is_over = time.monotonic() >= end
@@ -250,7 +250,7 @@ def go_back_to_good(board: BoardSystems, good: Path, bad: Path, options: argpars
         if switched.returncode == 0 and not problems_after_wait(options):
             return "went back to it"
     # Into its entry, or into what its own installation makes.
-    if not board.entry_paths("orin-good"):
+    if not board.menu_entry_paths("orin-good"):
         subprocess.run([str(good / "bin/switch-to-configuration"), "boot"])
     subprocess.run(["systemctl", "--no-block", "reboot"])
     return "restarting with it"
@@ -259,10 +259,10 @@ def go_back_to_good(board: BoardSystems, good: Path, bad: Path, options: argpars
 def keep_or_leave_system(board: BoardSystems, options: argparse.Namespace) -> int:
     """Check what runs, note it or go back; the exit code."""
     system, newest = board.system_at(RUNNING), board.system_at(NEWEST)
-    good = board.noted_systems("good")
+    good = board.listed_systems("good")
     # One that was given up may have started again: what cannot write the menu cannot leave it.
-    if system != newest and system not in board.noted_systems("bad"):
-        spent = board.entry_paths("orin-next+0-*") or newest in board.noted_systems("bad")
+    if system != newest and system not in board.listed_systems("bad"):
+        spent = board.menu_entry_paths("orin-next+0-*") or newest in board.listed_systems("bad")
         if not spent or system not in good:
             print(f"{newest} waits for a restart; nothing to check yet")
             return 0
@@ -272,7 +272,7 @@ def keep_or_leave_system(board: BoardSystems, options: argparse.Namespace) -> in
     if board.system_at(RUNNING) != system:
         # An upgrade came in between, and found its check under way.
         return keep_or_leave_system(board, options)
-    if system in board.noted_systems("bad"):
+    if system in board.listed_systems("bad"):
         wrong.append("it did not come up when the board started with it")
     if not wrong and board.system_at(BOOTED) == system:
         mark_as_good(board, system)
@@ -284,7 +284,7 @@ def keep_or_leave_system(board: BoardSystems, options: argparse.Namespace) -> in
     print(f"{system} does not work: {'; '.join(wrong)}", file=sys.stderr)
     if not good or system in good:
         print("there is no system that has passed before: it stays", file=sys.stderr)
-    elif not board.is_on_trial() and system not in board.noted_systems("trying"):
+    elif not board.is_on_trial() and system not in board.listed_systems("trying"):
         print("no upgrade made it: it stays until the next boot", file=sys.stderr)
     else:
         how = go_back_to_good(board, good[-1], system, options)
@@ -297,9 +297,9 @@ def end_undecided_boot(board: BoardSystems) -> int:
     if not board.is_on_trial():
         return 0
     print(f"{board.system_at(BOOTED)} came to no decision: restarting", file=sys.stderr)
-    if not board.entry_paths("orin-next*"):
+    if not board.menu_entry_paths("orin-next*"):
         # Power went before its tries were counted.
-        board.update_note("bad", board.system_at(BOOTED))
+        board.update_system_list("bad", board.system_at(BOOTED))
         set_menu_default(board)
     # A manager that hangs is asked for nothing.
     subprocess.run(["systemctl", "--force", "reboot"])
@@ -309,11 +309,11 @@ def end_undecided_boot(board: BoardSystems) -> int:
 def on_upgrade_ended(board: BoardSystems, result: str) -> None:
     """After an upgrade: note what it made, or put the profile back where it was not switched to."""
     newest, running = board.system_at(NEWEST), board.system_at(RUNNING)
-    before = board.noted_systems("before")
-    board.note_path("before").unlink(missing_ok=True)
+    before = board.listed_systems("before")
+    board.system_list_path("before").unlink(missing_ok=True)
     if running == newest or result == "success":
         if newest not in before:
-            board.update_note("trying", newest)
+            board.update_system_list("trying", newest)
         return
     print(f"the upgrade to {newest} failed: the profile is {running} again", file=sys.stderr)
     set_profile(board.root / NEWEST, running)
@@ -333,7 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     board = BoardSystems(options.root, options.esp)
     if options.action == "began":
-        board.update_note("before", board.system_at(NEWEST))
+        board.update_system_list("before", board.system_at(NEWEST))
     elif options.action == "ended":
         on_upgrade_ended(board, os.environ.get("SERVICE_RESULT", "success"))
     elif options.action == "arm":

@@ -322,7 +322,7 @@ def test_what_dies_soon_after_its_start_has_not_come_up(
     options = argparse.Namespace(units=["x.service"], seconds=4.5, ssh=None, peer=None)
     seen = iter(looks)
     clock = itertools.count()
-    monkeypatch.setattr(upgrade, "unit_states_and_starts", lambda units: {units[0]: next(seen)})
+    monkeypatch.setattr(upgrade, "unit_states_and_start_ids", lambda units: {units[0]: next(seen)})
     time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
     monkeypatch.setattr(upgrade, "time", time)
     assert upgrade.problems_after_wait(options) == wrong
