@@ -49,7 +49,7 @@ class Verifier:
 
     # *** the checks ***
 
-    def check_prefixes(self, workers: int) -> None:
+    def check_and_report_prefixes(self, workers: int) -> None:
         """Apply in order; import the modules on the base and after each patch."""
         # The base's byte code is made once and linked into every later copy.
         failed = self._import_problem(self.pristine)
@@ -70,7 +70,7 @@ class Verifier:
         if problem is not None:
             self.report_check(*problem)
 
-    def check_roundtrip(self) -> None:
+    def check_and_report_roundtrip(self) -> None:
         """export(checkout(series)) is byte-identical."""
         tree = hard_link_copy(self.pristine, self.scratch / "roundtrip")
         try:
@@ -84,7 +84,7 @@ class Verifier:
         problem = f"{', '.join(differs)} (rewrite with series export)" if differs else None
         self.report_check("export of checkout is identical", problem)
 
-    def check_patch_tests(self, patches: Iterable[Patch], workers: int) -> None:
+    def check_and_report_patch_tests(self, patches: Iterable[Patch], workers: int) -> None:
         """Each patch with its Depends-on alone passes its tests; without it each test fails."""
         with ThreadPoolExecutor(workers) as pool:
             labels = {True: "alone passes its tests", False: "left out fails its tests"}
@@ -102,7 +102,7 @@ class Verifier:
         chosen = series.with_dependencies if alone else series.without_patch_and_dependents
         try:
             apply_patches(hard_link_copy(self.pristine, tree), chosen(patch))
-            seen = self._test_outcomes(tree, patch, {} if alone else {"SERIES_FIRST_FAILURE": "1"})
+            seen = self._run_tests(tree, patch, {} if alone else {"SERIES_FIRST_FAILURE": "1"})
         except SeriesError as e:
             return str(e)
         return _outcome_problem(patch, seen, want_pass=alone)
@@ -130,7 +130,7 @@ class Verifier:
             "XDG_CACHE_HOME": str(cache),
         }
 
-    def _test_outcomes(self, tree: Path, patch: Patch, settings: dict[str, str]) -> dict[str, str]:
+    def _run_tests(self, tree: Path, patch: Patch, settings: dict[str, str]) -> dict[str, str]:
         outcomes = self.scratch / f"{tree.name}.json"
         settings = settings | {"SERIES_OUTCOMES": str(outcomes)}
         command = [sys.executable, "-m", "pytest", "-p", "outcome_plugin", "-p", "no:cacheprovider"]
@@ -173,8 +173,8 @@ def verify_series(
     chosen = series.select_patches(names)
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-verify-") as tmp:
         verifier = Verifier(series, sdist, Path(tmp), say)
-        verifier.check_prefixes(workers)
-        verifier.check_roundtrip()
+        verifier.check_and_report_prefixes(workers)
+        verifier.check_and_report_roundtrip()
         if not quick and not verifier.failures:
-            verifier.check_patch_tests(chosen, workers)
+            verifier.check_and_report_patch_tests(chosen, workers)
         return not verifier.failures
