@@ -141,7 +141,7 @@ class Client:
         answer = AnswerTimes(due)
         try:
             async with asyncio.timeout(self._timeout):
-                await self._fill_answer_times(prompt, answer)
+                await self._send_and_fill_answer_times(prompt, answer)
         except TimeoutError:
             answer.error = f"not complete after {self._timeout:g} s (--timeout)"
         except httpx.HTTPError as error:
@@ -152,7 +152,7 @@ class Client:
             answer.error = f"{_ODD}: {error}"
         return answer
 
-    async def _fill_answer_times(self, prompt: Prompt, answer: AnswerTimes) -> None:
+    async def _send_and_fill_answer_times(self, prompt: Prompt, answer: AnswerTimes) -> None:
         async with self._client.stream(
             "POST", self._url, json=self._request_body(prompt)
         ) as response:

@@ -31,7 +31,7 @@ class ServerCapacity:
     queue: int  # requests that may wait
 
     @property
-    def context_length(self) -> int:
+    def slot_context_length(self) -> int:
         """Tokens of a sequence."""
         return self.tokens + _SPARE_TOKENS
 
@@ -48,12 +48,12 @@ def server_argv(name: str, room: ServerCapacity, port: int, more: str) -> list[s
     if name == "orinllm":
         program = [sys.executable, "-c", "from orinllm.command.cli import main; main()", "serve"]
         # Its slots are as many as fit; one on the general path, which takes no other number.
-        context = ["-c", str(room.context_length), "--queue", str(room.queue)]
+        context = ["-c", str(room.slot_context_length), "--queue", str(room.queue)]
         return [*program, str(room.model), *context, *where]
     binary = find_llama_program("llama-server")
     if binary is None:
         raise BenchError("--start llama-server: not on PATH")
-    total = str(room.context_length * room.slots)  # it divides its context among the slots
+    total = str(room.slot_context_length * room.slots)  # it divides its context among the slots
     return [str(binary), "-m", str(room.model), "-c", total, "-np", str(room.slots), *where]
 
 

@@ -161,7 +161,7 @@ class ModelShape:
 
     def _feed_forward_tensors(self) -> Iterator[Tensor]:
         if self.architecture == "gemma4":
-            yield from self._dense_and_expert_tensors()
+            yield from self._gemma4_feed_forward_tensors()
             return
         stack = (self.n_experts,) if self.n_experts else ()
         suffix = "_exps" if self.n_experts else ""
@@ -188,7 +188,7 @@ class ModelShape:
             for name in ("enorm", "hnorm", "shared_head_norm"):
                 yield f"nextn.{name}.weight", (self.n_embd,), WeightDraw.NORM
 
-    def _dense_and_expert_tensors(self) -> Iterator[Tensor]:
+    def _gemma4_feed_forward_tensors(self) -> Iterator[Tensor]:
         wide, count = (2 * self.n_ff, self.n_embd), self.n_experts
         yield "ffn_gate.weight", (self.n_ff, self.n_embd), WeightDraw.MATRIX
         yield "ffn_up.weight", (self.n_ff, self.n_embd), WeightDraw.MATRIX
