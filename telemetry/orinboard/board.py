@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from orinboard.files import GATED, Roots
-from orinboard.power_boundary import module_watts
 from orinboard.readings import Identity, PowerMode, Readings, ThrottleCounter
 from orinboard.sensors import nvgpu
 from orinboard.sources import SOURCES, UNPRIVILEGED, BoardReader
+from orinboard.summed_rails import module_watts
 
 #: The zone that is the hottest of all on a Tegra: the junction.
 JUNCTION = "tj"

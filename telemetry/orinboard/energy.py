@@ -80,7 +80,7 @@ class EnergySampler:
         self._process: subprocess.Popen[bytes] | None = None
         gap = max(GAP_PERIODS / hertz, GAP_SECONDS)
         self._status = SamplingStatus(gap, gap)
-        self._began = self._looked = self._counted = time.monotonic()
+        self._began = self._looked = time.monotonic()
         # A question to the process that waits for its answer, when it was asked, and when the last
         # answer came.
         self._answered = threading.Condition(self._lock)
@@ -93,7 +93,7 @@ class EnergySampler:
         if self._own is None:
             self._start_process()
         self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._sample_or_receive, name="energy", daemon=True)
+        self._thread = threading.Thread(target=self._sampling_loop, name="energy", daemon=True)
         self._thread.start()
         self._first.wait(FIRST_SECONDS)
         self._fetch_samples()
@@ -221,7 +221,7 @@ class EnergySampler:
         with self._lock:
             now, patience = time.monotonic(), max(STALE_SECONDS, STALE_GAPS * self._status.next_gap)
             # A machine without any rail has nothing that could stand still.
-            still = now - self._counted if self._meter.joules else 0.0
+            still = now - max(self._began, self._meter.counted_at) if self._meter.joules else 0.0
             errors = dict(self._status.errors)
             return SamplerHealth(alive, now - self._looked, still, patience, errors)
 
@@ -236,7 +236,7 @@ class EnergySampler:
         self._fetch_samples()
         return self._meter.last
 
-    def _sample_or_receive(self) -> None:
+    def _sampling_loop(self) -> None:
         if self._process is None:
             sampling = PowerSampling(self._roots, self._hertz, rails=self._rails, readers=self._own)
             sampling.sample_until_stopped(self._stop.wait, self._add_sample)
@@ -262,8 +262,7 @@ class EnergySampler:
             # An averaging chip's first values are of the time before.
             if sample.awake >= self._began or self._meter.last is not None:
                 self._meter.max_gap = status.max_gap
-                if self._meter.add_sample(sample):
-                    self._counted = sample.awake
+                self._meter.add_sample(sample)
                 if self._kept is not None:
                     self._kept.append(sample)
             self._looked = sample.awake

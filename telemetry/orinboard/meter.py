@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from orinboard.power_boundary import PowerBoundary, boundary_of_rails, rails_by_key
 from orinboard.readings import Rail
 from orinboard.sensors.hwmon import INA238_SECONDS, INA3221_BUS_VOLTS
+from orinboard.summed_rails import SummedRails, find_rails_to_sum, rails_by_key
 
 #: CLOCK_BOOTTIME ahead of CLOCK_MONOTONIC by more than this many seconds was a suspend.
 SUSPEND_SECONDS = 0.01
@@ -121,16 +121,16 @@ class ErrorEstimate:
         self._last = moved
         self.count += 1
 
-    def add_displayed_value(self, key: str, rail: Rail, elapsed: float) -> None:
+    def add_quantization_error(self, key: str, rail: Rail, elapsed: float) -> None:
         """A rail showed a value for so many seconds."""
         if rail.step_watts:
             code = key, rail.watts if rail.amperes is None else rail.amperes
-            self._add_resolution(code, elapsed * rail.step_watts)
+            self._add_error_of_shown_value(code, elapsed * rail.step_watts)
         if rail.chip == "ina3221" and rail.volts is not None and rail.amperes is not None:
             joules = elapsed * rail.amperes * INA3221_BUS_VOLTS
-            self._add_resolution((f"{key} volts", rail.volts), joules)
+            self._add_error_of_shown_value((f"{key} volts", rail.volts), joules)
 
-    def _add_resolution(self, code: tuple[str, float | None], joules: float) -> None:
+    def _add_error_of_shown_value(self, code: tuple[str, float | None], joules: float) -> None:
         before = self._shown.get(code, 0.0)
         after = self._shown[code] = before + joules
         self.steps += (after**2 - before**2) / 12
@@ -165,20 +165,21 @@ class EnergyMeter:
     choice: tuple[str, ...] = ()
     joules: dict[str, float] = field(default_factory=dict)
     total: float = 0.0
-    within: PowerBoundary | None = None
+    within: SummedRails | None = None
     seconds: float = 0.0
     gap_seconds: float = 0.0
     samples: int = 0
     last: Sample | None = None
+    counted_at: float = -math.inf  # `awake` of the newest sample that brought energy
     spread: ErrorEstimate = field(default_factory=ErrorEstimate)
     _known: dict[str, tuple[Sample, Rail]] = field(default_factory=dict)
 
-    def add_sample(self, sample: Sample) -> bool:
-        """Take the next sample; says whether any energy that counts was known since the last."""
+    def add_sample(self, sample: Sample) -> None:
+        """Take the next sample."""
         before, self.last = self.last, sample
         self.samples += 1
         rails = sample.rails_by_key
-        self.within = boundary_of_rails(sample.rails, self.choice) or self.within
+        self.within = find_rails_to_sum(sample.rails, self.choice) or self.within
         counting = set(self.within.rails) if self.within else set(rails)
         old, drawn = dict(self._known), {}
         for name, rail in rails.items():
@@ -193,11 +194,9 @@ class EnergyMeter:
         for name, joules in drawn.items():
             if joules is not None:
                 self.joules[name] += max(joules, 0.0) if self.monotonic else joules
-        if before is None:
-            return False
-        elapsed = sample.seconds - before.seconds
-        self.seconds += elapsed
-        return self._add_to_total_or_gaps(old, drawn, rails, elapsed)
+        if before is not None:
+            self.seconds += sample.seconds - before.seconds
+            self._add_to_total_or_gaps(old, drawn, before, sample)
 
     def _rail_joules(
         self, before: Sample, first: Rail, sample: Sample, second: Rail, counts: bool
@@ -212,19 +211,20 @@ class EnergyMeter:
         self,
         old: dict[str, tuple[Sample, Rail]],
         drawn: dict[str, float | None],
-        rails: dict[str, Rail],
-        elapsed: float,
-    ) -> bool:
-        """Add one step to the sum of the rails that count, or to the gaps; see `add_sample`."""
+        before: Sample,
+        sample: Sample,
+    ) -> None:
+        """Add one step to the sum of the rails that count, or to the gaps."""
+        elapsed, rails = sample.seconds - before.seconds, sample.rails_by_key
         parts = [drawn.get(name) for name in (self.within.rails if self.within else self.joules)]
         sure = [part for part in parts if part is not None]
         if len(sure) < len(parts):
             self.gap_seconds += elapsed
             self.spread.on_gap()
-        if self.within is None:
-            return bool(sure)
-        if len(sure) < len(parts):
-            return False
+        if sure and (self.within is None or len(sure) == len(parts)):
+            self.counted_at = sample.awake
+        if self.within is None or len(sure) < len(parts):
+            return
         joules = sum(sure)
         self.total += max(joules, 0.0) if self.monotonic else joules
         difference, powers = 0.0, False
@@ -235,14 +235,13 @@ class EnergyMeter:
                 continue
             powers = True
             difference += (second.watts or 0.0) - (first.watts or 0.0)
-            self.spread.add_displayed_value(name, second, elapsed)
+            self.spread.add_quantization_error(name, second, elapsed)
         blur = max(old[name][0].blur for name in self.within.rails)
         # A chip that is read more often than it converts shows the same value again.
         cycle = blur if elapsed < blur else 0.0
         if any(rails[n].chip == "ina238" for n in self.within.rails):
             cycle = INA238_SECONDS
         self.spread.add_interval(elapsed, difference if powers else 0.0, cycle, blur)
-        return True
 
     def energy(self) -> Energy:
         """Energy taken until now."""

@@ -128,7 +128,7 @@ class RecordingPlayer:
         self._frames, self._hold = frames, hold
         self._stop = threading.Event()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._play, name="replay", daemon=True)
+        self._thread = threading.Thread(target=self._play_until_closed, name="replay", daemon=True)
 
     def start(self) -> "RecordingPlayer":
         """Begin; returns when the first frame stands."""
@@ -152,7 +152,7 @@ class RecordingPlayer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _play(self) -> None:
+    def _play_until_closed(self) -> None:
         while not self._stop.is_set():
             begun = time.monotonic()
             for number, frame in enumerate(self._frames):

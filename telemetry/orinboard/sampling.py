@@ -117,14 +117,14 @@ class PowerSampling:
         The last sample then holds what was drawn until that moment.
         """
         now = self._clock.monotonic()
-        due = due_times(now, self.next_period, self._draw)
+        due = due_times(now, self.next_period_seconds, self._draw)
         while True:
             self.take_and_emit_sample(emit)
             now = self._clock.monotonic()
             at = next(due)
-            if at < now - self.next_period():
+            if at < now - self.next_period_seconds():
                 # After a stall the rhythm goes on from now: there is no catching up on power.
-                due = due_times(now, self.next_period, self._draw)
+                due = due_times(now, self.next_period_seconds, self._draw)
                 at = next(due)
             if wait(max(at - now, 0.0)):
                 # A chip that averages shows this moment only later.
@@ -149,9 +149,9 @@ class PowerSampling:
 
     def allowed_gap_seconds(self) -> float:
         """Seconds between two samples beyond which nobody knows what was drawn between them."""
-        return max(GAP_PERIODS * self.next_period(), GAP_SECONDS)
+        return max(GAP_PERIODS * self.next_period_seconds(), GAP_SECONDS)
 
-    def next_period(self) -> float:
+    def next_period_seconds(self) -> float:
         """Seconds of the next period: none much shorter than what the chip or its bus needs."""
         slowest = 1 / COUNTER_HERTZ if self._counters_only else 0.0
         least = self._power.update_seconds
@@ -215,7 +215,7 @@ class SampleOutbox:
         self._output, self._changed = output, threading.Condition()
         self._waiting: list[tuple[Sample, SamplingStatus]] = []
         self._most, self._asked, self._ended = 1, False, False
-        self._thread = threading.Thread(target=self._send_batches, daemon=True)
+        self._thread = threading.Thread(target=self._send_batches_until_ended, daemon=True)
         self._thread.start()
 
     def put(self, sample: Sample, status: SamplingStatus) -> None:
@@ -239,7 +239,7 @@ class SampleOutbox:
             self._changed.notify_all()
         self._thread.join()
 
-    def _send_batches(self) -> None:
+    def _send_batches_until_ended(self) -> None:
         try:
             while not (self._ended and not self._asked):
                 with self._changed:

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
-from orinboard.power_boundary import require_known_rails
 from orinboard.replay import (
     FILE,
     RecordingError,
@@ -27,6 +26,7 @@ from orinboard.replay import (
     save_recording,
 )
 from orinboard.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, BoardReader
+from orinboard.summed_rails import require_known_rails
 from orinexporter.exporter import Exporter
 from orinexporter.top import show_board
 from orinexporter.web import ExporterServer

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from orinboard.power_boundary import module_watts
 from orinboard.readings import Readings
+from orinboard.summed_rails import module_watts
 
 Value = float | int | bool | None
 Row = tuple[tuple[str, ...], Value]

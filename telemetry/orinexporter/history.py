@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from orinboard.board import BoardState
-from orinboard.power_boundary import rails_by_key
 from orinboard.readings import CoreTicks, Readings
+from orinboard.summed_rails import rails_by_key
 
 #: A point every so many seconds, and how many are kept: ten minutes.
 INTERVAL_SECONDS, POINTS = 2.0, 300

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from orinboard.board import BoardState
-from orinboard.power_boundary import boundary_of_rails
 from orinboard.readings import Readings
 from orinboard.sources import Snapshot
+from orinboard.summed_rails import find_rails_to_sum
 from orinexporter.history import Moment, core_loads, iter_throttle_moments
 
 #: Puts a fresh page's content in the place of the old one.
@@ -214,7 +214,7 @@ def render_page(snapshot: Snapshot, history: Sequence[Moment], joules: Mapping[s
     """The page as HTML."""
     readings, now = snapshot.readings, time.monotonic()
     state = BoardState(readings)
-    whole = boundary_of_rails(readings.rails)
+    whole = find_rails_to_sum(readings.rails)
     greatest = max((p.watts or 0.0 for p in history), default=0.0)
     full_watts = full_scale(max(greatest, state.module_watts or 0.0), LEAST_WATTS)
     trip = throttle_celsius(readings)

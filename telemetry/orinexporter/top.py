@@ -22,9 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from orinboard.board import BoardState
-from orinboard.power_boundary import boundary_of_rails
 from orinboard.readings import CoreTicks, Readings
 from orinboard.sources import BoardReader
+from orinboard.summed_rails import find_rails_to_sum
 from orinexporter.history import core_loads
 from orinexporter.page import LEAST_WATTS, bytes_text, full_scale, throttle_celsius
 
@@ -70,7 +70,7 @@ def three_column_table() -> Table:
     return table
 
 
-def gauge_table(readings: Readings, watts: float) -> Table:
+def overview_table(readings: Readings, watts: float) -> Table:
     """Power, GPU, temperature, fans; `watts` is the greatest power seen yet."""
     state, table = BoardState(readings), three_column_table()
     if state.module_watts is not None:
@@ -157,7 +157,7 @@ def rail_table_with_boundary(readings: Readings) -> Group:
     for rail in readings.rails:
         said = "–" if rail.watts is None else f"{rail.watts:.2f} W"
         table.add_row(safe_text(f"{rail.name} {rail.device}"), said, "")
-    whole = boundary_of_rails(readings.rails)
+    whole = find_rails_to_sum(readings.rails)
     words = whole.words if whole else "unknown, as nobody knows which of these rails to add"
     return Group(table, Text(CONTROLS.sub("", f"the sum: {words}"), style="dim"))
 
@@ -170,8 +170,8 @@ def board_screen(readings: Readings, before: tuple[CoreTicks, ...], watts: float
         title.append_text(safe_text(f", power mode {mode.name or mode.id}"))
     for name in state.raised_alerts:
         title.append_text(safe_text(f"  {name}")).stylize("bold red", len(title) - len(name))
-    parts = [gauge_table(readings, watts), cpu_table(readings, before), memory_table(readings)]
-    parts.append(zone_and_engine_table(readings))
+    parts = [overview_table(readings, watts), cpu_table(readings, before)]
+    parts += [memory_table(readings), zone_and_engine_table(readings)]
     if readings.rails:
         parts.append(rail_table_with_boundary(readings))  # type: ignore[arg-type]
     shown = [part for part in parts if not isinstance(part, Table) or part.row_count]

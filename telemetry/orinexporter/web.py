@@ -78,15 +78,15 @@ class LimitedConnection(GuardedConnection):
         self.server_state.default_headers = [(b"date", date)]
         super().data_received(data)
         # A scraper's next request comes after its answer.
-        self._dripping = not self._is_answering() or self._asks_ahead()
+        self._dripping = not self._is_answering() or self._has_pipelined_request()
 
     def on_response_complete(self) -> None:
         """The client may ask again."""
         self._served = True
         super().on_response_complete()
-        self._dripping = self._asks_ahead()
+        self._dripping = self._has_pipelined_request()
 
-    def _asks_ahead(self) -> bool:
+    def _has_pipelined_request(self) -> bool:
         return bool(self.conn.trailing_data[0])
 
     def _is_answering(self) -> bool:

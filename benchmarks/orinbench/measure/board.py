@@ -23,9 +23,9 @@ from orinboard.board import BoardState, read_state
 from orinboard.energy import BENCHMARK_HERTZ, EnergySampler
 from orinboard.files import FileReader, Roots
 from orinboard.meter import COVERAGE, Energy
-from orinboard.power_boundary import require_known_rails
 from orinboard.require import maxn_problems, pinned_problems, unmet_conditions
 from orinboard.sensors.thermal import read_zones
+from orinboard.summed_rails import require_known_rails
 
 TEXTFILE = "orinbench.prom"
 #: Seconds between looks at a cooling board, and the longest wait for it.

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from orinboard.files import FileReader, parse_integer
-from orinboard.power_boundary import boundary_of_rails, unique_rail_keys
 from orinboard.readings import Rail, Readings
 from orinboard.sensors.hwmon import (
     INA238_SECONDS,
@@ -17,6 +16,7 @@ from orinboard.sensors.hwmon import (
     PowerChannel,
     find_power_channels,
 )
+from orinboard.summed_rails import find_rails_to_sum, unique_rail_keys
 
 #: Seconds between searches for sensors: one that came late, one that went.
 LOOK_UP_SECONDS, SEARCH_SECONDS = 10.0, 1.0
@@ -210,8 +210,8 @@ class FastRailReader:
             self._next_look_up = now + (LOOK_UP_SECONDS if self._meters else SEARCH_SECONDS)
         if not self._meters:
             return Readings()
-        fresh = self._other_rails_to_read(now) | self._counting
-        voltage = self._rail_with_voltage_due(now)
+        fresh = self._next_rails_outside_sum(now) | self._counting
+        voltage = self._next_rail_for_voltage(now)
         self.began = self.clock()
         for number in self.draw.sample(sorted(fresh), len(fresh)):
             try:
@@ -233,7 +233,7 @@ class FastRailReader:
         self._update_counting_rails(rails)
         return Readings(rails=rails)
 
-    def _rail_with_voltage_due(self, now: float) -> int | None:
+    def _next_rail_for_voltage(self, now: float) -> int | None:
         if now < self._next_voltage:
             return None
         self._next_voltage = now + max(VOLTAGE_SECONDS, VOLTAGE_CYCLES * self.update_seconds)
@@ -241,7 +241,7 @@ class FastRailReader:
         counting = sorted(self._counting) or list(range(len(self._meters)))
         return counting[self._turn % len(counting)]
 
-    def _other_rails_to_read(self, now: float) -> set[int]:
+    def _next_rails_outside_sum(self, now: float) -> set[int]:
         """Rails outside the sum that are read now: one from time to time."""
         others = [n for n in range(len(self._meters)) if n not in self._counting]
         if not self._shown:
@@ -254,7 +254,7 @@ class FastRailReader:
 
     def _update_counting_rails(self, rails: tuple[Rail, ...]) -> None:
         """Note which rails are summed; all of them where nobody knows."""
-        whole = boundary_of_rails(rails, self.choice)
+        whole = find_rails_to_sum(rails, self.choice)
         names = set(whole.rails) if whole else set(unique_rail_keys(rails))
         shown = [number for number in range(len(self._meters)) if number in self._shown]
         keys = zip(shown, unique_rail_keys(rails), strict=True)

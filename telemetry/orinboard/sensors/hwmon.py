@@ -38,7 +38,7 @@ MOST_MICROOHMS = 1_000_000
 NOT_CONNECTED = "NC"
 
 
-def node_lists_of_names(files: FileReader, *names: str) -> list[list[str]]:
+def hwmon_nodes_of_each_name(files: FileReader, *names: str) -> list[list[str]]:
     """Paths of the hwmon nodes with each of these names; every node is asked once."""
     found: dict[str, list[str]] = {name: [] for name in names}
     for entry in files.entries(HWMON):
@@ -88,7 +88,7 @@ def find_power_channels(files: FileReader) -> list[PowerChannel]:
     Two channels of one chip with one label are told apart by their numbers, as in `VDD_IN-2`.
     """
     found = []
-    threefold, single = node_lists_of_names(files, "ina3221", "ina238")
+    threefold, single = hwmon_nodes_of_each_name(files, "ina3221", "ina238")
     for node in threefold:
         address = device_of_node(files, node)
         for number in INA3221_CHANNELS:
@@ -155,7 +155,7 @@ def read_rails(files: FileReader) -> Readings:
 def read_throttle_counters(files: FileReader) -> Readings:
     """The over-current and under-voltage counters of the SoC's thermal controller."""
     found = []
-    for node in node_lists_of_names(files, "soctherm_oc")[0]:
+    for node in hwmon_nodes_of_each_name(files, "soctherm_oc")[0]:
         for number, reason in OC_REASONS.items():
             count = files.nonnegative(f"{node}/oc{number}_event_cnt")
             enabled = files.number(f"{node}/oc{number}_throt_en")
@@ -167,7 +167,7 @@ def read_throttle_counters(files: FileReader) -> Readings:
 
 def read_fans(files: FileReader) -> Readings:
     """Duty cycle and speed, which live in two nodes: paired where there are as many of each."""
-    fans_there, *tachometers = node_lists_of_names(files, "pwmfan", *TACHOMETERS)
+    fans_there, *tachometers = hwmon_nodes_of_each_name(files, "pwmfan", *TACHOMETERS)
     duties = [files.nonnegative(f"{node}/pwm1", FULL_PWM) for node in fans_there]
     speeds = []
     for node in chain.from_iterable(tachometers):

@@ -32,7 +32,7 @@ THROTTLE_BITS = {
 
 
 @cache
-def nvml_library() -> ModuleType | None:
+def load_pynvml_or_none() -> ModuleType | None:
     """pynvml, initialised; None where it or the driver is missing."""
     try:
         pynvml = importlib.import_module("pynvml")
@@ -144,7 +144,7 @@ def nvml_devices(files: FileReader) -> list[tuple[str, NvmlDevice]]:
     """The GPUs that NVML lists, by number; none on a Jetson before Thor."""
     board = compatible_names(files)
     knows_nothing = THOR not in board and any(name.startswith("nvidia,tegra") for name in board)
-    if knows_nothing or (nvml := nvml_library()) is None:
+    if knows_nothing or (nvml := load_pynvml_or_none()) is None:
         return []
     try:
         return [

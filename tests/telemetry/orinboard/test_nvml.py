@@ -62,7 +62,7 @@ class FakeNvml:
 
 
 def test_a_discrete_gpu_behind_the_same_types(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "nvml_library", lambda: FakeNvml())
+    monkeypatch.setattr(nvml, "load_pynvml_or_none", lambda: FakeNvml())
     files = FileReader(show({}))
     readings = nvml.read_nvml(files)
     (gpu,), (rail,) = readings.gpus, readings.rails
@@ -79,7 +79,7 @@ def test_energy_of_a_discrete_gpu(
 ) -> None:
     """Its own counter where it has one, else its power."""
     gpu = FakeNvml(energy=energy)
-    monkeypatch.setattr(nvml, "nvml_library", lambda: gpu)
+    monkeypatch.setattr(nvml, "load_pynvml_or_none", lambda: gpu)
 
     def moment(now: float) -> None:
         gpu.now = now
@@ -90,7 +90,7 @@ def test_energy_of_a_discrete_gpu(
 
 
 def test_a_jetson_is_not_asked_through_nvml(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "nvml_library", lambda: FakeNvml())
+    monkeypatch.setattr(nvml, "load_pynvml_or_none", lambda: FakeNvml())
     assert nvml.read_nvml(FileReader(show(idle()))).gpus == ()
     assert nvml.NvmlPowerReader(os.getpid())(FileReader(show(orin_nx()))).rails == ()
 
@@ -103,7 +103,7 @@ def test_a_thor_tells_its_memory_and_processes_through_nvml(
             sizes = ((os.getpid(), 3 << 30), (2**22 + 1, 5 << 30), (7, None), (8, 2**64 - 1))
             return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in sizes]
 
-    monkeypatch.setattr(nvml, "nvml_library", lambda: Thor())
+    monkeypatch.setattr(nvml, "load_pynvml_or_none", lambda: Thor())
     # A container has another /proc of its own, where the number may be another process.
     tree: Tree = thor() | {f"proc/{os.getpid()}/comm": "llama-server\n"}
     readings = nvml.read_nvml(FileReader(show(tree)))
@@ -125,10 +125,10 @@ def test_nvml_without_a_driver_or_a_package(monkeypatch: pytest.MonkeyPatch) -> 
 
     # None in sys.modules is a package that is not installed.
     for module in (Broken(), None):
-        nvml.nvml_library.cache_clear()
+        nvml.load_pynvml_or_none.cache_clear()
         monkeypatch.setitem(sys.modules, "pynvml", module)
-        assert nvml.nvml_library() is None
-    nvml.nvml_library.cache_clear()
+        assert nvml.load_pynvml_or_none() is None
+    nvml.load_pynvml_or_none.cache_clear()
 
 
 def test_nvml_that_fails_at_its_list(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_nvml_that_fails_at_its_list(show: Show, monkeypatch: pytest.MonkeyPatch
         def nvmlDeviceGetCount(self) -> int:  # noqa: N802
             raise self.NVMLError
 
-    monkeypatch.setattr(nvml, "nvml_library", lambda: Lost())
+    monkeypatch.setattr(nvml, "load_pynvml_or_none", lambda: Lost())
     files = FileReader(show({}))
     assert nvml.read_nvml(files).gpus == () and files.errors == ["EIO"]
 
@@ -176,7 +176,7 @@ def test_the_gpu_that_the_run_uses(
     show: Show,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nvml, "nvml_library", lambda: TwoGpus(*pids))
+    monkeypatch.setattr(nvml, "load_pynvml_or_none", lambda: TwoGpus(*pids))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     readings = nvml.NvmlPowerReader(os.getpid())(FileReader(show({})))
     assert [rail.name for rail in readings.rails] == names

@@ -14,19 +14,19 @@ from tests.telemetry.orinboard.chips import sampled
 
 from orinboard.energy import EnergySampler
 from orinboard.files import FileReader, Roots
-from orinboard.power_boundary import (
-    AGX_ORIN_INPUTS,
-    boundary_of_rails,
-    module_watts,
-    require_known_rails,
-    unique_rail_keys,
-)
 from orinboard.readings import Rail
 from orinboard.replay import TreeOnDisk
 from orinboard.sampling import PowerSampling
 from orinboard.sensors import fast_rails
 from orinboard.sensors.fast_rails import ChipAveraging, FastRailReader
 from orinboard.sensors.hwmon import read_rails
+from orinboard.summed_rails import (
+    AGX_ORIN_INPUTS,
+    find_rails_to_sum,
+    module_watts,
+    require_known_rails,
+    unique_rail_keys,
+)
 
 
 def test_a_sample_reads_one_file_a_rail_and_one_more(
@@ -147,11 +147,11 @@ def test_a_chip_slower_than_patience_is_healthy(show: Show) -> None:
 def test_a_slow_chip_and_a_slow_bus_are_given_their_time(show: Show) -> None:
     sampling = PowerSampling(Roots(), 100)
     sampling._read_seconds = 0.03
-    assert sampling.next_period() == pytest.approx(0.033)
+    assert sampling.next_period_seconds() == pytest.approx(0.033)
     # With three looks in each of the chip's cycles no value is missed.
     sampling = PowerSampling(show(idle() | {f"{HWMON}/hwmon1/update_interval": "840\n"}), 100)
     sampling.read_sample()
-    assert sampling.next_period() == pytest.approx(0.28)
+    assert sampling.next_period_seconds() == pytest.approx(0.28)
 
 
 def rail(name: str, device: str = "1-0040", chip: str = "ina3221", watts: float = 1.0) -> Rail:
@@ -189,7 +189,7 @@ VDDQ = rail("VDDQ_VDD2_1V8AO", "1-0041")
 def test_which_rails_make_up_a_machine(
     rails: tuple[Rail, ...], summed: tuple[str, ...] | None, words: str | None
 ) -> None:
-    found = boundary_of_rails(rails)
+    found = find_rails_to_sum(rails)
     assert (found.rails if found else None) == summed
     assert found is None or (words and found.words.startswith(words))
     known = found is not None and found.module
@@ -199,7 +199,7 @@ def test_which_rails_make_up_a_machine(
 def test_two_rails_of_one_name() -> None:
     rails = (rail("VIN", "2-0044", "ina238"), rail("VIN", "2-0045", "ina238"), rail("GPU"))
     assert unique_rail_keys(rails) == ("VIN@2-0044", "VIN@2-0045", "GPU")
-    chosen = boundary_of_rails(rails, ("VIN@2-0045",))
+    chosen = find_rails_to_sum(rails, ("VIN@2-0045",))
     assert chosen and chosen.rails == ("VIN@2-0045",)
     assert "VIN@2-0045" in chosen.words
     with pytest.raises(ValueError, match="called 'VIN': there are VIN@2-0044, VIN@2-0045, GPU"):

@@ -36,7 +36,7 @@ from orinboard.sources import SOURCES, BoardReader
 from orinexporter.cli import main
 from orinexporter.exporter import Exporter
 from orinexporter.history import core_loads
-from orinexporter.top import board_screen, gauge_table, zone_and_engine_table
+from orinexporter.top import board_screen, overview_table, zone_and_engine_table
 
 CLIENTS = """\
 CLIENT                        PROCESS      PID        SIZE
@@ -77,7 +77,8 @@ def test_a_loaded_board(show: Show) -> None:
 def test_what_is_hot_is_red(millidegrees: int, style: str, show: Show) -> None:
     """From five degrees below where the chip is slowed down."""
     files = FileReader(show(idle() | {f"{THERMAL}/thermal_zone8/temp": f"{millidegrees}\n"}))
-    for table in (gauge_table(read_zones(files), 0.0), zone_and_engine_table(read_zones(files))):
+    zones = read_zones(files)
+    for table in (overview_table(zones, 0.0), zone_and_engine_table(zones)):
         bars = [cell for cell in table.columns[2].cells if isinstance(cell, ProgressBar)]
         assert style in {bar.complete_style for bar in bars}
         assert style == "red" or "red" not in {bar.complete_style for bar in bars}

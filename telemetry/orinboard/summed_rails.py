@@ -1,4 +1,4 @@
-"""Boundary of a machine's power: the rails in its figure, and what it holds and leaves out."""
+"""The rails that are summed as a machine's power, and what that holds and leaves out."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ THOR_WORDS = "whole system at the carrier board's input, without power supply; m
 
 
 @dataclass(frozen=True, slots=True)
-class PowerBoundary:
+class SummedRails:
     """The rails whose sum is the machine's power, by key, and what they measure in words.
 
     `module` says that it is a Jetson module's whole power.
@@ -54,44 +54,46 @@ def _cached_rail_keys(identities: tuple[tuple[str, str], ...]) -> tuple[str, ...
     return tuple(key if twice[key] == 1 else f"{key}#{number}" for number, key in enumerate(keys))
 
 
-def boundary_of_rails(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> PowerBoundary | None:
+def find_rails_to_sum(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> SummedRails | None:
     """The rails that count; None where nobody knows which, and then there is no sum.
 
     `choice` names them (`VDD_IN`, or `VIN@1-0041` where two share a name) and is obeyed as it is.
     """
-    return _cached_boundary(tuple((rail.name, rail.device, rail.chip) for rail in rails), choice)
+    return _cached_rails_to_sum(
+        tuple((rail.name, rail.device, rail.chip) for rail in rails), choice
+    )
 
 
 @lru_cache(maxsize=64)
-def _cached_boundary(
+def _cached_rails_to_sum(
     identities: tuple[tuple[str, str, str], ...], choice: tuple[str, ...]
-) -> PowerBoundary | None:
+) -> SummedRails | None:
     rails = tuple(Rail(name, device, chip=chip) for name, device, chip in identities)
     keys = unique_rail_keys(rails)
     if choice:
         there = set(choice) <= set(keys)
-        return PowerBoundary(f"the chosen rails {', '.join(choice)}", choice) if there else None
+        return SummedRails(f"the chosen rails {', '.join(choice)}", choice) if there else None
     if MODULE_INPUT in keys:
-        return PowerBoundary(MODULE_WORDS, (MODULE_INPUT,), module=True)
+        return SummedRails(MODULE_WORDS, (MODULE_INPUT,), module=True)
     if set(AGX_ORIN_INPUTS) <= set(keys):
-        return PowerBoundary(AGX_ORIN_WORDS, AGX_ORIN_INPUTS, module=True)
+        return SummedRails(AGX_ORIN_WORDS, AGX_ORIN_INPUTS, module=True)
     if set(AGX_XAVIER_INPUTS) <= set(keys):
-        return PowerBoundary(MODULE_WORDS, AGX_XAVIER_INPUTS, module=True)
+        return SummedRails(MODULE_WORDS, AGX_XAVIER_INPUTS, module=True)
     by_chip = {
         chip: tuple(key for key, rail in zip(keys, rails, strict=True) if rail.chip == chip)
         for chip in ("ina238", "nvml", "rapl")
     }
     if by_chip["ina238"] == (THOR_INPUT,):
-        return PowerBoundary(THOR_WORDS, (THOR_INPUT,), module=True)
+        return SummedRails(THOR_WORDS, (THOR_INPUT,), module=True)
     if any(rail.chip == "ina3221" for rail in rails):
         return None
     if by_chip["nvml"]:
         one = len(by_chip["nvml"]) == 1
         words = "graphics card, without processor, memory and power supply"
-        return PowerBoundary(words, by_chip["nvml"]) if one else None
+        return SummedRails(words, by_chip["nvml"]) if one else None
     if by_chip["rapl"]:
         # Packages and their memory are apart from each other (kernel, power/powercap).
-        return PowerBoundary("processors and their memory, without the rest", by_chip["rapl"])
+        return SummedRails("processors and their memory, without the rest", by_chip["rapl"])
     return None
 
 
@@ -106,7 +108,7 @@ def require_known_rails(choice: Sequence[str], rails: Sequence[Rail]) -> None:
 
 def module_watts(rails: Sequence[Rail]) -> float | None:
     """A Jetson module's power; None when it is not known or one of its rails gave no value."""
-    whole = boundary_of_rails(rails)
+    whole = find_rails_to_sum(rails)
     if whole is None or not whole.module:
         return None
     watts = [rail.watts for key, rail in rails_by_key(rails).items() if key in whole.rails]
