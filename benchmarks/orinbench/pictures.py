@@ -13,7 +13,7 @@ from PIL import Image
 from orinbench.errors import BenchError
 from orinllm.errors import BadInput
 from orinllm.loader import Network
-from orinllm.mmproj import PictureEncoder, enable_pictures, network_with_pictures, read_mmproj
+from orinllm.mmproj import PictureEncoder, enable_pictures, network_for_pictures, read_mmproj
 from orinllm.model import ModelDescription
 from orinllm.network.vision.pictures import Picture
 from orinllm.network.vision.prepare import MOST_PIXELS, tiles_and_grid
@@ -87,7 +87,7 @@ class VisionModel:
     @staticmethod
     def read(model: Path, mmproj: Path) -> "VisionModel":
         """Read a model's files, to know how long prompts with pictures are."""
-        return VisionModel(network_with_pictures(Network.read(model), mmproj), mmproj, "CPU")
+        return VisionModel(network_for_pictures(Network.read(model), mmproj), mmproj, "CPU")
 
     def picture_prompt(self, picture: Any) -> list[int]:
         """Return the prompt of a picture and QUESTION, whose tokens are the last ones."""

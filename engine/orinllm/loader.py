@@ -96,7 +96,7 @@ class Network:
         proposes = gguf.metadata.get(f"{name}.nextn_predict_layers", 0)
         return gguf if proposes and "blk.0.attn_norm.weight" not in gguf.tensors else None
 
-    def mtp_block_config(self, gguf: GGUF | None = None) -> Config:
+    def require_mtp_block_config(self, gguf: GGUF | None = None) -> Config:
         """Return a file's block that proposes tokens (MTP), of this one where none is named.
 
         Raises BadInput where it has none, or that of another model.
@@ -108,14 +108,14 @@ class Network:
             )
         except BadInput as error:
             raise BadInput(f"{gguf.path}: {error}") from None
-        own = _common_sizes(self.gguf, self.config, len(self.config.layers))
-        if (its := _common_sizes(gguf, block, block.first)) != own:
+        own = _values_common_with_mtp_block(self.gguf, self.config, len(self.config.layers))
+        if (its := _values_common_with_mtp_block(gguf, block, block.first)) != own:
             what = next(name for name in own if own[name] != its[name])
             raise BadInput(f"{gguf.path}: its block is not of {self.gguf.path}: another {what}")
         return block
 
 
-def _common_sizes(gguf: GGUF, config: Config, layers: int) -> dict[str, object]:
+def _values_common_with_mtp_block(gguf: GGUF, config: Config, layers: int) -> dict[str, object]:
     """Return what a model and its block have in common."""
     return {
         "architecture": config.architecture,

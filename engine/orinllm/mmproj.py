@@ -47,7 +47,7 @@ Encode = Callable[[Sequence[Pixels]], Floats]
 
 
 @functools.cache
-def _picture_job_process() -> JobProcess:
+def _shared_picture_process() -> JobProcess:
     return JobProcess("orinllm.text.processes.picture_process", _SECONDS, _MEMORY)
 
 
@@ -82,7 +82,7 @@ class PictureEncoder:
             except BadInput as error:
                 raise BadInput(f"{source}: {error}") from None
         file = isinstance(source, bytes | bytearray)
-        tiles, grid = self._prepare_bytes(source) if file else self._prepare_image(source)
+        tiles, grid = self._file_tiles(source) if file else self._image_tiles(source)
         sides = [tile.shape[:2] for tile in tiles]
         n_rows = sum(self.projector.tile_row_count(*side) for side in sides)
         if n_rows > MOST_ROWS:
@@ -92,19 +92,19 @@ class PictureEncoder:
             f"{self._number}", prepared, n_rows, lambda p: self.encode(p.tiles)
         )
 
-    def _prepare_bytes(self, data: bytes | bytearray) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
+    def _file_tiles(self, data: bytes | bytearray) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
         if len(data) > MOST_BYTES:
             most = f"{MOST_BYTES:,} at most were expected"
             raise BadInput(f"the picture has {len(data):,} bytes; {most}")
         job = {"way": self.projector.way, "sizes": dict(self.projector.sizes)}
-        found = _picture_job_process().run_job({**job, "data": base64.b64encode(data).decode()})
+        found = _shared_picture_process().run_job({**job, "data": base64.b64encode(data).decode()})
         tiles = tuple(
             np.frombuffer(base64.b64decode(raw), np.uint8).reshape(height, width, 3)
             for height, width, raw in found["tiles"]
         )
         return tiles, (found["grid"][0], found["grid"][1])
 
-    def _prepare_image(self, source: Any) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
+    def _image_tiles(self, source: Any) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
         from PIL import Image
 
         image = (
@@ -208,7 +208,7 @@ def make_encode_function(device: str, clip: GGUF, projector: MmprojConfig) -> En
     return CpuPictureEncoder(clip, projector.encoder)
 
 
-def network_with_pictures(network: Network, mmproj: str | Path | None) -> Network:
+def network_for_pictures(network: Network, mmproj: str | Path | None) -> Network:
     """Return a network that has room for the pictures of an mmproj file; raises BadInput."""
     if mmproj is None:
         return network

@@ -176,7 +176,7 @@ class Generation:
                 continue
             self.finish_reason = found.reason
             if found.error is not None:
-                self._model.raise_failure(found.error)
+                self._model.raise_answer_error(found.error)
             if found.rest:
                 yield AnswerToken(-1, found.rest)
 
@@ -234,10 +234,10 @@ class Model:
         if mmproj is not None:
             from orinllm.mmproj import (  # decoders of pictures take their time
                 enable_pictures,
-                network_with_pictures,
+                network_for_pictures,
             )
 
-            network = network_with_pictures(network, mmproj)
+            network = network_for_pictures(network, mmproj)
         with ThreadPoolExecutor(1) as pool:
             # While the device opens and takes the weights.
             description = pool.submit(ModelDescription.from_network, network)
@@ -326,7 +326,7 @@ class Model:
             what = type(constraint).__name__
             raise BadInput(f"constraint: a {what}; one of text/grammar.py was expected")
         ids = self.encode(prompt)
-        most = self._most_answer_tokens(ids, how)
+        most = self._checked_most_answer_tokens(ids, how)
         if max_tokens is not None:
             if not isinstance(max_tokens, Integral) or max_tokens < 1:
                 raise BadInput(f"max_tokens: {max_tokens!r} was given; 1 or more were expected")
@@ -339,10 +339,10 @@ class Model:
         try:
             self._scheduler.submit([sequence])
         except SchedulerClosedError:
-            self.raise_failure("the model was closed")
+            self.raise_answer_error("the model was closed")
         return Generation(sequence, pieces, self, self._scheduler)
 
-    def _most_answer_tokens(self, ids: list[int], how: Sampling) -> int:
+    def _checked_most_answer_tokens(self, ids: list[int], how: Sampling) -> int:
         """Return how many tokens an answer may have; raises BadInput for what cannot be asked."""
         network = self.description.network
         most = network.config.vocab_size
@@ -360,7 +360,7 @@ class Model:
             )
         return network.context - len(ids)
 
-    def raise_failure(self, why: str) -> NoReturn:
+    def raise_answer_error(self, why: str) -> NoReturn:
         """Raise what an answer ended with: DeviceFault, or BadInput for a damaged file."""
         if (failure := self._scheduler.failure) is not None:
             with raising_device_faults(self.plan.device):
@@ -422,8 +422,8 @@ def load_mtp_proposer(
 
     Raises BadInput where there is none, or the path takes one token at a time.
     """
-    own, config = gguf is description.network.gguf, description.network.mtp_block_config(gguf)
-    what = f"--draft {MTP if own else gguf.path}"
+    config = description.network.require_mtp_block_config(gguf)
+    what = f"--draft {MTP if gguf is description.network.gguf else gguf.path}"
     require_takes_guesses(runner, plan, what)
     from orinllm.cpu.executor import CpuRunner
 

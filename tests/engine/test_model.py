@@ -212,14 +212,14 @@ def test_many_threads_ask_one_model(smol: Model) -> None:
 
 
 def test_a_refusal_waits_for_no_answer(smol: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    collect, held, go = smol.runner.collect_tokens, threading.Event(), threading.Event()
+    collect, held, go = smol.runner.wait_for_tokens, threading.Event(), threading.Event()
 
     def late() -> Any:
         held.set()
         go.wait(60)
         return collect()
 
-    monkeypatch.setattr(smol.runner, "collect_tokens", late)
+    monkeypatch.setattr(smol.runner, "wait_for_tokens", late)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(lambda: smol.generate(QUESTION, GREEDY, max_tokens=2).text)
         assert held.wait(60)
@@ -254,7 +254,7 @@ def test_a_device_that_fails_ends_every_answer(
         assert asked.wait(60)
         raise RuntimeError("an illegal memory access")
 
-    monkeypatch.setattr(smol.runner, "collect_tokens", fails)
+    monkeypatch.setattr(smol.runner, "wait_for_tokens", fails)
     answers = [other.generate(QUESTION, GREEDY) for _ in range(3)]
     asked.set()
     for answer in answers:
@@ -428,7 +428,7 @@ def test_a_model_without_a_template_takes_no_messages(smol: Model) -> None:
 
 
 def test_logits_that_are_no_numbers(smol: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smol.runner, "collect_tokens", lambda: [DrawnTokens(-1)])
+    monkeypatch.setattr(smol.runner, "wait_for_tokens", lambda: [DrawnTokens(-1)])
     for sampling in (GREEDY, Sampling()):
         with pytest.raises(BadInput, match="its logits are no numbers"):
             next(iter(smol.generate(QUESTION, sampling)))

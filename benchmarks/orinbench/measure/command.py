@@ -64,7 +64,7 @@ from orinbench.progress import Progress
 from orinboard.files import Roots
 from orinllm.cpu.program import MOST_ROWS
 from orinllm.errors import BadInput
-from orinllm.gpu.host_compiler import skipped_clang_note
+from orinllm.gpu.host_compiler import reason_clang_skipped
 
 # Sequences that a decoder of the engine takes at most (orinllm/gpu/kernels/batch.py, which imports
 # tinygrad, as this process does not).
@@ -118,7 +118,7 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
     lanes = lanes_for_each_environment(
         tuple(replace(lane, mmproj=options.mmproj) for lane in lanes), options.variables
     )
-    if note := skipped_clang_note(os.environ):
+    if note := reason_clang_skipped(os.environ):
         talk.print_line(note)
     plan = Plan(lanes, plan_options.repetitions, options.seed, plan_options.processes)
     with (

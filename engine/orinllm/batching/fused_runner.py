@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from orinllm.batching.cache import SequencePages
 from orinllm.batching.runner import StepRow, common_prefix_length
-from orinllm.choose.sampling import DrawnTokens, Floats, Sampling, fulfil_draw_request
+from orinllm.choose.sampling import DrawnTokens, Floats, Sampling, sample_masked_token
 from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, batch_sizes_for_slots
 from orinllm.gpu.fused_executor import FusedExecutor
 
@@ -59,14 +59,14 @@ class FusedRunner:
 
     def compile_kernels(self, verifies: bool = False) -> None:
         """Compile what pieces of prompts and all sizes of steps need; guesses if it `verifies`."""
-        self._pieces = self._pieces and self.executor.has_piece_launches
+        self._pieces = self._pieces and self.executor.has_small_chunk_launches
         if verifies and self.most_verified_tokens > 1:
             for how in (Sampling(), Sampling(temperature=0)):
                 self.executor.set_sampling(how, ())
                 for size in VERIFIED:
                     self.executor.tokens_after_each([0] * size, 0)
         for size in self._sizes:
-            decoder = self.executor.decoder_for(size)
+            decoder = self.executor.find_or_make_decoder(size)
             decoder.set_sampling(0, Sampling())
             decoder.set_sampling(0, None)
 
@@ -75,7 +75,7 @@ class FusedRunner:
         if end > start:
             self._place_lone_sequence(pages)
             small = self._pieces and end - start <= self.prompt_tokens_per_step
-            (self.executor.fill_cache_with_piece if small else self.executor.fill_cache)(
+            (self.executor.fill_cache_with_small_chunk if small else self.executor.fill_cache)(
                 tokens, start, end
             )
 
@@ -131,17 +131,17 @@ class FusedRunner:
             self.submit_step([row])
             return
         self._place_lone_sequence(row.pages)
-        decoder = self.executor.decoder_for()
+        decoder = self.executor.find_or_make_decoder()
         self._placed[1] = [_placement_of(row.pages)]
         self._set_sampling(decoder, [row])
-        self.executor.begin_answer(tokens, start)
+        self.executor.start_prefill_and_first_token(tokens, start)
         self._steps.clear()
         self._steps.append(_StepInFlight([row], decoder, decoder.make_token_reader()))
 
     def submit_step(self, rows: Sequence[StepRow]) -> None:
         """See `Runner`."""
         size = min(size for size in self._sizes if size >= len(rows))
-        decoder, idle = self.executor.decoder_for(size), size - len(rows)
+        decoder, idle = self.executor.find_or_make_decoder(size), size - len(rows)
         self._update_page_tables(
             decoder, [_placement_of(row.pages) for row in rows] + [_Placement((), 0)] * idle
         )
@@ -155,7 +155,7 @@ class FusedRunner:
             decoder.start_step()
         self._steps.append(_StepInFlight(rows, decoder, decoder.make_token_reader()))
 
-    def collect_tokens(self) -> list[DrawnTokens]:
+    def wait_for_tokens(self) -> list[DrawnTokens]:
         """See `Runner`."""
         step = self._last = self._steps.popleft()
         tokens = step.arrived()
@@ -164,7 +164,7 @@ class FusedRunner:
         return [
             DrawnTokens(tokens[i])
             if row.draw.is_token_only
-            else fulfil_draw_request(step.decoder.wait_for_slot_logits(i), row.draw)
+            else sample_masked_token(step.decoder.wait_for_slot_logits(i), row.draw)
             for i, row in enumerate(step.rows)
         ]
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from orinllm.batching.runner import StepRow
-from orinllm.choose.sampling import DrawnTokens, Floats, fulfil_draw_request
+from orinllm.choose.sampling import DrawnTokens, Floats, sample_masked_token
 from orinllm.network.config import Config
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.
@@ -68,13 +68,13 @@ class GeneralRunner:
         (self._row,) = rows
         self._start = self._row.position
 
-    def collect_tokens(self) -> list[DrawnTokens]:
+    def wait_for_tokens(self) -> list[DrawnTokens]:
         """See `Runner`."""
         row = self._row
         assert row is not None and row.token is not None
         tokens = row.draw.before[self._start : row.position] if self._start < row.position else []
         self._logits = self.path.prefill([*tokens, row.token], self._start)
-        return [fulfil_draw_request(self._logits, row.draw)]
+        return [sample_masked_token(self._logits, row.draw)]
 
     def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """See `Runner`; nobody asks, since `most_verified_tokens` is 1."""

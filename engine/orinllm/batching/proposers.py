@@ -93,7 +93,7 @@ class DraftProposer:
         if len(text) - start >= self._runner.most_verified_tokens:
             row = StepRow(text[-1], len(text) - 1, self._pages, draw)
             self._runner.submit_first_token(row, start)
-            self._runner.collect_tokens()
+            self._runner.wait_for_tokens()
         else:
             self._runner.fill_pages(self._pages, text, start, len(text))
 
@@ -106,7 +106,7 @@ class DraftProposer:
             goes_on = at + 1 < len(text) + most
             if goes_on and runner.most_steps_in_flight > 1:
                 runner.submit_step([StepRow(None, at, self._pages, draw)])
-            token = runner.collect_tokens()[0].token
+            token = runner.wait_for_tokens()[0].token
             if token < 0:
                 break
             found.append(token)

@@ -92,7 +92,7 @@ class Runner(Protocol):
         """Start a token of each row; rows without tokens are those of the step under way."""
         ...
 
-    def collect_tokens(self) -> list[DrawnTokens]:
+    def wait_for_tokens(self) -> list[DrawnTokens]:
         """Wait for the tokens of the first step under way.
 
         A step that nobody wants any more is not collected; the next one takes its place.

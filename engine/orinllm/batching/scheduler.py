@@ -294,7 +294,7 @@ class Scheduler:
 
     def _collect_step_tokens(self, step: _StepInFlight) -> None:
         """Wait for a step's tokens; who is over meanwhile, or gave its memory up, takes none."""
-        for sequence, drawn in zip(step.sequences, self.runner.collect_tokens(), strict=True):
+        for sequence, drawn in zip(step.sequences, self.runner.wait_for_tokens(), strict=True):
             if sequence.lease is not None:  # recurrent states are behind all that was right
                 sequence.lease.started += len(drawn.more)
             self._append_token_or_end(sequence, drawn.token, drawn.logprobs)

@@ -80,10 +80,10 @@ class SpeculatingRunner:
         if not self._guesses:
             self._runner.submit_step(rows)
 
-    def collect_tokens(self) -> list[DrawnTokens]:
+    def wait_for_tokens(self) -> list[DrawnTokens]:
         """See `Runner`."""
         if not self._guesses:
-            return self._runner.collect_tokens()
+            return self._runner.wait_for_tokens()
         drawn = self._runner.tokens_after_guesses(self._rows[0], self._guesses)
         right = common_prefix_length(self._guesses, drawn)
         return [DrawnTokens(drawn[0], None, tuple(drawn[1 : right + 1]), len(self._guesses))]

@@ -133,7 +133,7 @@ class DrawnTokens:
     guessed: int = 0
 
 
-def fulfil_draw_request(logits: Floats, how: DrawRequest) -> DrawnTokens:
+def sample_masked_token(logits: Floats, how: DrawRequest) -> DrawnTokens:
     """Draw a token from logits on the host."""
     if not np.isfinite(logits.max()):
         return DrawnTokens(-1)

@@ -84,7 +84,7 @@ def _check_speculation(
 
         network = Network.read(model)
         if (block := network.mtp_block_file(draft)) is not None:
-            network.mtp_block_config(block)
+            network.require_mtp_block_config(block)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

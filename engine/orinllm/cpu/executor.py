@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from orinllm.batching.runner import StepRow, common_prefix_length
 from orinllm.choose.pooling import rms_normed
-from orinllm.choose.sampling import DrawnTokens, fulfil_draw_request, sample_token
+from orinllm.choose.sampling import DrawnTokens, sample_masked_token, sample_token
 from orinllm.cpu.native import compute_thread_count, load_native_code
 from orinllm.cpu.program import CHUNK, MOST_CHUNK, MOST_ROWS, LoweredModel, OpStruct, RunStruct
 from orinllm.cpu.weight_layout import LAYER_TABLE, floats_for_rounded_inputs, model_weight_bytes
@@ -59,6 +59,8 @@ class CpuExecutor:
         self._gguf = gguf
         self._most = max(CHUNK, uncut)
         self._require_supported()
+        kept = 2 * max(1, config.kv_elements_per_token)
+        self._require_memory(model_weight_bytes(gguf, config), kept)
         self._native, self._cores = load_native_code(), compute_thread_count()
         self._lowered = program = LoweredModel(gguf, config, max_context, slots, self._most)
         self._checkpoints: dict[int, tuple[int, Floats]] = {}  # tokens, and recurrent states
@@ -183,7 +185,7 @@ class CpuExecutor:
         if self.config.n_state_floats:
             self._advance_slot_lengths(positions, slots)
         if self.config.layer_embedding:
-            self._read_layer_embeddings(tokens)
+            self._copy_layer_embeddings(tokens)
         state = self._state
         state.n_tokens, state.n_wanted = len(tokens), len(wanted)
         given = {"tokens": tokens, "positions": positions, "slots": slots, "wanted": wanted}
@@ -254,13 +256,13 @@ class CpuExecutor:
         self._state.ahead[:n] = picture_rows_left_by_token(tokens) if whole else [0] * n
         if any(token < 0 for token in tokens):
             places, rows = picture_places_and_rows(tokens)
-            beside = map(self._lowered.picture_rows_address, range(self.config.n_deepstack_parts))
+            beside = map(self._lowered.deepstack_rows_address, range(self.config.n_deepstack_parts))
             for part, address in enumerate((self._lowered.x, *beside)):
                 raw = (ctypes.c_float * (n * width)).from_address(address)
                 own = rows[:, part * width : (part + 1) * width]
                 np.ctypeslib.as_array(raw).reshape(n, width)[places] = own
 
-    def _read_layer_embeddings(self, tokens: Sequence[int]) -> None:
+    def _copy_layer_embeddings(self, tokens: Sequence[int]) -> None:
         """Bring the tokens' rows of the table of embeddings by layer."""
         from gguf.quants import dequantize  # whose import takes longer than the rest of a start
 
@@ -320,11 +322,6 @@ class CpuExecutor:
                 f"{self._gguf.path}: heads of more than {_MAX_HEAD} dimensions and more than "
                 f"{_MAX_USED} experts a token do not run on a CPU"
             )
-        weights, kept = (
-            model_weight_bytes(self._gguf, self.config),
-            self.config.kv_elements_per_token,
-        )
-        self._require_memory(weights, 2 * max(1, kept))
 
     def _require_memory(self, weights: int, kept: int) -> None:
         """Raise BadInput where weights, and so many bytes a token of each slot, do not fit."""
@@ -399,7 +396,7 @@ class CpuRunner:
         """See `Runner`."""
         self._rows, self._start = rows, -1
 
-    def collect_tokens(self) -> list[DrawnTokens]:
+    def wait_for_tokens(self) -> list[DrawnTokens]:
         """See `Runner`."""
         rows = self._rows
         tokens = [row.token for row in rows if row.token is not None]
@@ -414,7 +411,7 @@ class CpuRunner:
             given = self._mrope_positions(text, start, len(text))
             self._logits = self.path.prefill(text[start:], start, slots[0], given)[None]
         return [
-            fulfil_draw_request(each, row.draw)
+            sample_masked_token(each, row.draw)
             for each, row in zip(self._logits, rows, strict=True)
         ]
 

@@ -232,13 +232,13 @@ class LoweredModel:
                     found.append(self._lower_merged_norms(prefix, step.operation))
                 case AddDeepstackRows(number):
                     to = MatrixPartStruct(0, 0, self.x, self.config.dim, self.config.dim)
-                    beside = self.picture_rows_address(number)
+                    beside = self.deepstack_rows_address(number)
                     found.append(self._make_op(_DEEPSTACK, beside, self.config.dim, [to]))
                 case _:
                     found += self._lower_recurrence(prefix, step.operation, widths)
         return found
 
-    def picture_rows_address(self, part: int) -> int:
+    def deepstack_rows_address(self, part: int) -> int:
         """Return the address of what rows of pictures have beside their embeddings, as floats."""
         return self.named_floats_address(f"beside {part}", self._most * self.config.dim)
 
@@ -357,7 +357,7 @@ class LoweredModel:
             x_scale = self._gguf.f32_or_f16_tensor(f"{prefix}ffn_gate_inp.scale")
             x_scale *= np.float32(dim**-0.5)
             own = self.store_floats(f"{prefix}norm of the router", x_scale)
-        high, low = self._router_parts(f"{prefix}ffn_gate_inp", router)
+        high, low = self._high_low_router(f"{prefix}ffn_gate_inp", router)
         names = ("gate", "up") if experts.gated else ("up",)
         parts = [self._matrix_part(f"{prefix}ffn_{name}_exps", hidden) for name in names]
         down = self._matrix_part(f"{prefix}ffn_down_exps", self.value_address(step.out_name), dim)
@@ -400,7 +400,7 @@ class LoweredModel:
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
         return address
 
-    def small_tensor(self, name: str) -> np.ndarray | None:
+    def find_tensor_floats(self, name: str) -> np.ndarray | None:
         """Return a small tensor of the file, in its shape; None: the file has none."""
         if name not in self._gguf.tensors:
             return None
@@ -482,7 +482,7 @@ class LoweredModel:
             self._tables[rope] = self.store_floats(f"table {len(self._tables)}", table)
         return self._tables[rope]
 
-    def _router_parts(self, name: str, out: int) -> tuple[MatrixPartStruct, MatrixPartStruct]:
+    def _high_low_router(self, name: str, out: int) -> tuple[MatrixPartStruct, MatrixPartStruct]:
         """Return the router as the sum of two matrices of 16-bit floats.
 
         A rounded router could choose other experts.

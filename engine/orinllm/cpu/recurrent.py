@@ -37,7 +37,7 @@ def make_recurrent_struct(
     """Return an operation of a layer, but for its states. `widths`: of values, in elements."""
 
     def held(name: str, transposed: bool = False) -> int:
-        tensor = memory.small_tensor(prefix + name)
+        tensor = memory.find_tensor_floats(prefix + name)
         if tensor is None:
             return 0
         return memory.store_floats(prefix + name, tensor.T if transposed else tensor)

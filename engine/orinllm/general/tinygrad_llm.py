@@ -13,7 +13,7 @@ from tinygrad import Tensor, TinyJit, UOp
 from tinygrad.llm.model import Transformer
 from tinygrad.nn.state import get_state_dict
 
-import orinllm.gpu.kernel_cache  # noqa: F401
+import orinllm.gpu.thread_safe_kernel_cache  # noqa: F401
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.config import Config, context_overflow_error

@@ -23,7 +23,7 @@ from orinllm.gpu.device import (
     fill_compile_cache,
     register_null_as_target,
 )
-from orinllm.gpu.fused_executor import make_piece_lowering
+from orinllm.gpu.fused_executor import make_small_chunk_lowering_if_faster
 from orinllm.gpu.kernels.buffers import PAGE, round_up
 from orinllm.gpu.kernels.recurrent import copy_states_launch
 from orinllm.gpu.launch import Launch
@@ -60,7 +60,7 @@ def launches_to_compile(
 ) -> Iterator[Launch]:
     """Yield every launch of a drawn token of so many sequences, and of a prompt's chunk, on `gpu`.
 
-    `sequences` are the sizes of batches, `served` adds guessed tokens and small pieces of prompts.
+    `sequences` are the sizes of batches, `served` adds guessed tokens and small chunks of prompts.
     Raises BadInput for a model that the fused kernels do not run.
     """
     device = register_null_as_target(gpu)
@@ -97,8 +97,8 @@ def _launches_of_model(
         yield copy_states_launch(
             memory.states, state_floats_per_slot(memory.config), memory.zeroed_ints(2)
         )
-    piece = make_piece_lowering(chunk) if served else None
-    yield from () if piece is None else piece.launches
+    small = make_small_chunk_lowering_if_faster(chunk) if served else None
+    yield from () if small is None else small.launches
 
 
 def _launches_of_mtp_block(
@@ -106,7 +106,7 @@ def _launches_of_mtp_block(
 ) -> Iterator[Launch]:
     """Yield the launches of a file's block that proposes tokens, and those of its model then."""
     try:
-        config = network.mtp_block_config()
+        config = network.require_mtp_block_config()
     except BadInput:  # it has none that is known
         return
     left = memory.allocate_last_hidden_states()

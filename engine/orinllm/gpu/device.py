@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orinllm.errors import BadInput, DeviceFault
-from orinllm.gpu.host_compiler import cuda_wheel_file
+from orinllm.gpu.host_compiler import find_cuda_wheel_file
 
 if TYPE_CHECKING:  # a CPU computes without tinygrad
     from tinygrad.device import Buffer
@@ -115,7 +115,7 @@ def open_and_name_device(name: str | None) -> str:
         return on_cpu
     from tinygrad import Device
 
-    import orinllm.gpu.kernel_cache  # noqa: F401
+    import orinllm.gpu.thread_safe_kernel_cache  # noqa: F401
 
     without = "DEV" if name is None else "--device"
     try:
@@ -311,7 +311,7 @@ def nvrtc_compiler(arch: str, ptx: bool = False) -> NVRTCCompiler:
     from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
     missing = not hasattr(library.dll, "nvrtcVersion")
-    if missing and (found := cuda_wheel_file("lib/libnvrtc.so.12")):
+    if missing and (found := find_cuda_wheel_file("lib/libnvrtc.so.12")):
         library.dll.__init__("nvrtc", [str(found)])
     try:
         return NVRTCCompiler(arch, ptx=ptx, cache_key="orinllm_" + ("ptx" if ptx else "cubin"))

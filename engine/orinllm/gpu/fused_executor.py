@@ -21,10 +21,10 @@ from orinllm.gpu.decoder import VERIFIED, Decoder, GuessVerifier, make_token_low
 from orinllm.gpu.device import fill_compile_cache, multiprocessor_count
 from orinllm.gpu.kernels.buffers import CHUNK, MOST_SEQUENCES, PAGE
 from orinllm.gpu.kernels.recurrent import copy_states_launch
-from orinllm.gpu.kernels.tile import PIECE_TOKENS, TILE_TOKENS
+from orinllm.gpu.kernels.tile import SMALL_CHUNK_TOKENS, TILE_TOKENS
 from orinllm.gpu.launch import Launch, LaunchGraph
 from orinllm.gpu.memory import LastHiddenStates, ModelMemory, read_floats, state_floats_per_slot
-from orinllm.gpu.steps.prompt import ChunkLowering, PieceLowering
+from orinllm.gpu.steps.prompt import ChunkLowering, SmallChunkLowering
 from orinllm.gpu.steps.tokens import TokenLowering, write_ints
 from orinllm.network.vision.pictures import (
     mrope_positions,
@@ -34,8 +34,8 @@ from orinllm.network.vision.pictures import (
     split_into_pieces,
 )
 
-# Fewer tokens of a prompt are faster one by one than in a chunk, or in a piece.
-_LEAST_CHUNK, _LEAST_PIECE = 8, 3
+# Fewer tokens of a prompt are faster one by one than in a chunk, or in a small one.
+_LEAST_CHUNK, _LEAST_SMALL_CHUNK = 8, 3
 # Floating-point operations of a multiprocessor in 10 ms of a prompt: 1.3e12 a second, as 256 tokens
 # of 1B and 8B took 3.2 and 20 ms on an H200 (2026-11-22).
 _SHORT = 13_000_000_000
@@ -48,11 +48,11 @@ def prompt_tokens_per_step(sms: int, operations: int) -> int:
 
     `operations` are a token's, on so many multiprocessors. A tile of a prompt has 128 tokens
     (cuda/tile.cuh), and 64 multiprocessors have work from each. Where several tiles would take
-    long, it is PIECE_TOKENS.
+    long, it is SMALL_CHUNK_TOKENS.
     """
     tiles = max(1, round(sms / 64))
     long = tiles > 1 and TILE_TOKENS * tiles * operations > _SHORT * sms
-    return PIECE_TOKENS if long else TILE_TOKENS * tiles
+    return SMALL_CHUNK_TOKENS if long else TILE_TOKENS * tiles
 
 
 def model_prompt_tokens_per_step(chunk: ChunkLowering) -> int:
@@ -61,9 +61,10 @@ def model_prompt_tokens_per_step(chunk: ChunkLowering) -> int:
     return prompt_tokens_per_step(multiprocessor_count(chunk.memory.device), operations)
 
 
-def make_piece_lowering(chunk: ChunkLowering) -> PieceLowering | None:
-    """Return the launches of a piece beside answers; None: those of a chunk are as good."""
-    return PieceLowering(chunk) if model_prompt_tokens_per_step(chunk) == PIECE_TOKENS else None
+def make_small_chunk_lowering_if_faster(chunk: ChunkLowering) -> SmallChunkLowering | None:
+    """Return the launches of a small chunk beside answers; None: those of a chunk are as good."""
+    small = model_prompt_tokens_per_step(chunk) == SMALL_CHUNK_TOKENS
+    return SmallChunkLowering(chunk) if small else None
 
 
 def _consecutive_runs(places: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
@@ -81,7 +82,7 @@ def _compile_graph(memory: ModelMemory, launches: Sequence[Launch]) -> LaunchGra
 
 
 class _PromptGraphs:
-    """Launches of a prompt over a memory; those of a piece and of the rest when they are asked."""
+    """Launches of a prompt over a memory; those of a small one and the rest when asked."""
 
     def __init__(self, memory: ModelMemory) -> None:
         self.list = ChunkLowering(memory)
@@ -89,10 +90,10 @@ class _PromptGraphs:
         self.chunk[1].load_programs()
 
     @functools.cached_property
-    def piece_with_graph(self) -> tuple[ChunkLowering, LaunchGraph] | None:
-        """Launches of a piece beside answers; None: those of a chunk are as good."""
-        piece = make_piece_lowering(self.list)
-        return None if piece is None else (piece, _compile_graph(piece.memory, piece.launches))
+    def small_chunk_with_graph(self) -> tuple[ChunkLowering, LaunchGraph] | None:
+        """Launches of a small chunk beside answers; None: those of a chunk are as good."""
+        small = make_small_chunk_lowering_if_faster(self.list)
+        return None if small is None else (small, _compile_graph(small.memory, small.launches))
 
     @functools.cached_property
     def hidden_states_graph(self) -> LaunchGraph:
@@ -151,7 +152,7 @@ class FusedExecutor:
         """Tokens of a prompt that others' next tokens wait for."""
         return model_prompt_tokens_per_step(self._prompt.list)
 
-    def decoder_for(self, sequences: int = 1) -> Decoder:
+    def find_or_make_decoder(self, sequences: int = 1) -> Decoder:
         """Return the launches of a token of so many sequences, 1 to MOST_SEQUENCES.
 
         They are made at the first call. All decoders, and the prompt, share the pool of pages.
@@ -182,7 +183,7 @@ class FusedExecutor:
         states: where its recurrent states are, of a model that has some.
         """
         self._pages, self._slot, self._guessed = tuple(pages), states, None
-        self.decoder_for().set_pages([pages], [states])
+        self.find_or_make_decoder().set_pages([pages], [states])
         for rows, verifier in self._verifiers.items():
             verifier.set_pages([pages] * rows, [states] * rows)
         write_ints(self._prompt.list.table, self.memory.page_table_row(pages))
@@ -220,19 +221,19 @@ class FusedExecutor:
                     self.start_step(token, position, less)
 
     @property
-    def has_piece_launches(self) -> bool:
-        """Say whether `fill_cache_with_piece` has launches of its own, and compile them."""
-        return self._prompt.piece_with_graph is not None
+    def has_small_chunk_launches(self) -> bool:
+        """Say whether `fill_cache_with_small_chunk` has launches of its own, and compile them."""
+        return self._prompt.small_chunk_with_graph is not None
 
-    def fill_cache_with_piece(self, tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_cache_with_small_chunk(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Do as `fill_cache` for `beside` tokens at most, by tiles that so few are enough for.
 
         Their sums are added in another order than those of `fill_cache`.
         """
-        if self._prompt.piece_with_graph is None or end - start < _LEAST_PIECE:
+        if self._prompt.small_chunk_with_graph is None or end - start < _LEAST_SMALL_CHUNK:
             self.fill_cache(tokens, start, end)
         else:
-            self._start_chunk(self._prompt.piece_with_graph, tokens, start, end)
+            self._start_chunk(self._prompt.small_chunk_with_graph, tokens, start, end)
 
     def _position_shift(self, tokens: Sequence[int]) -> int:
         """Return by how much less than their positions tokens behind these are turned."""
@@ -265,12 +266,12 @@ class FusedExecutor:
     def watch_layer_inputs(self, seen: Seen | None) -> None:
         """Tell `seen` what each layer is given from now on, and what the last one leaves.
 
-        Of one sequence's tokens, whose launches go one by one. Pieces and chunks leave out the
-        last. None: no longer.
+        Of one sequence's tokens, whose launches go one by one. Chunks leave out the last.
+        None: no longer.
         """
-        decoder = self.decoder_for()
+        decoder = self.find_or_make_decoder()
         prompt = self._prompt
-        lists = ((decoder.list, decoder.graph), prompt.chunk, prompt.piece_with_graph)
+        lists = ((decoder.list, decoder.graph), prompt.chunk, prompt.small_chunk_with_graph)
         for made, graph in filter(None, lists):
             assert isinstance(made, TokenLowering | ChunkLowering)
             graph.seen = seen and functools.partial(self._on_launch_done, seen, made)
@@ -287,7 +288,7 @@ class FusedExecutor:
         """Wait for all that was started, which frees what copies to the device have kept."""
         Device[self.memory.device].synchronize()
 
-    def begin_answer(self, tokens: Sequence[int], start: int) -> None:
+    def start_prefill_and_first_token(self, tokens: Sequence[int], start: int) -> None:
         """Start keys and values of tokens[start:], and the token that follows the last of them.
 
         Wherever `start` is, the numbers are the same: few tokens are a chunk, too.
@@ -302,8 +303,8 @@ class FusedExecutor:
             tokens, start, end, CHUNK, self.memory.config.whole_pictures
         ):
             self._start_chunk(self._prompt.chunk, tokens, at, to)
-        self.decoder_for().set_position_shifts([self._position_shift(tokens)])
-        self.decoder_for().start_after_chunk(end - 1)
+        self.find_or_make_decoder().set_position_shifts([self._position_shift(tokens)])
+        self.find_or_make_decoder().start_after_chunk(end - 1)
 
     def prefill_for_hidden_states(
         self, tokens: Sequence[int], start: int, end: int
@@ -332,16 +333,16 @@ class FusedExecutor:
         `behind`: by how much less than its position it is turned (pictures.py: position_shift).
         """
         if token is None:
-            self.decoder_for().start_step()
+            self.find_or_make_decoder().start_step()
         else:
-            self.decoder_for().set_position_shifts([behind])
-            self.decoder_for().start_step([token], [position])
+            self.find_or_make_decoder().set_position_shifts([behind])
+            self.find_or_make_decoder().start_step([token], [position])
 
     def set_sampling(self, how: Sampling, text: Sequence[int]) -> None:
         """Draw the tokens of `start_step` like this from now on; `text` is the sequence so far."""
         self._how = how
-        self.decoder_for().set_sampling(0, how)
-        self.decoder_for().set_penalty_history(0, text)
+        self.find_or_make_decoder().set_sampling(0, how)
+        self.find_or_make_decoder().set_penalty_history(0, text)
         for rows, verifier in self._verifiers.items():
             for row in range(rows):
                 verifier.set_sampling(row, how)
@@ -378,9 +379,9 @@ class FusedExecutor:
 
     def wait_for_token(self) -> int:
         """Wait for the next token; -1 where logits are no numbers."""
-        return self.decoder_for().wait_for_tokens()[0]
+        return self.find_or_make_decoder().wait_for_tokens()[0]
 
     def wait_for_logits(self) -> NDArray[np.float32]:
         """Wait for the logits after the last token: (vocabulary)."""
-        logits: NDArray[np.float32] = self.decoder_for().wait_for_logits()[0]
+        logits: NDArray[np.float32] = self.find_or_make_decoder().wait_for_logits()[0]
         return logits

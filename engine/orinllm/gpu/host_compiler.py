@@ -43,11 +43,11 @@ def compiler_environment(directory: Path, environment: Mapping[str, str]) -> dic
     if "CC" in environment:
         return {}
     found = shutil.which("clang", path=search)
-    if found is not None and Path(found).parent == directory and write_clang_script(directory):
+    if found is not None and Path(found).parent == directory and try_write_clang_script(directory):
         return {}
     if found is not None and can_compile(found):
         return {}
-    return {"PATH": f"{directory}{os.pathsep}{search}"} if write_clang_script(directory) else {}
+    return {"PATH": f"{directory}{os.pathsep}{search}"} if try_write_clang_script(directory) else {}
 
 
 def user_cache_folder() -> Path:
@@ -95,28 +95,28 @@ def can_compile(clang: str) -> bool:
     return done.returncode == 0 and done.stdout[:4] == b"\x7fELF"
 
 
-def skipped_clang_note(environment: Mapping[str, str]) -> str | None:
+def reason_clang_skipped(environment: Mapping[str, str]) -> str | None:
     """Say that the machine's clang is passed over, and why; None where it is not."""
     found = shutil.which("clang", path=environment.get("PATH", os.defpath))
     if "CC" in environment or found is None or can_compile(found):
         return None
     missing = f"{found} compiles no bfloat16 for this CPU, which tinygrad needs"
-    if _zig_path() is None:
+    if _find_zig() is None:
         return f"{missing}: install clang 15 or newer, or `pip install ziglang`"
     return f"{missing}: ziglang's clang is used; CC=clang takes it all the same"
 
 
-def _zig_path() -> Path | None:
+def _find_zig() -> Path | None:
     ziglang = importlib.util.find_spec("ziglang")
     if ziglang is None or not ziglang.submodule_search_locations:
         return None
     return Path(ziglang.submodule_search_locations[0]) / "zig"
 
 
-def write_clang_script(directory: Path) -> bool:
+def try_write_clang_script(directory: Path) -> bool:
     """Write a script `clang` that runs ziglang's into `directory`; False without ziglang."""
     # Not `python -m ziglang`: an interpreter costs as much as the compilation of a kernel.
-    if (zig := _zig_path()) is None:
+    if (zig := _find_zig()) is None:
         return False
     directory.mkdir(parents=True, exist_ok=True)
     script, text = directory / "clang", f'#!/bin/sh\nexec "{zig}" clang "$@"\n'
@@ -129,7 +129,7 @@ def write_clang_script(directory: Path) -> bool:
     return True
 
 
-def cuda_wheel_file(pattern: str) -> Path | None:
+def find_cuda_wheel_file(pattern: str) -> Path | None:
     """Return the first file of an installed CUDA wheel that a pattern means, None if there is none.
 
     Patterns are such as `lib/libnvrtc.so.12` or `bin/ptxas`.
@@ -142,7 +142,7 @@ def cuda_wheel_file(pattern: str) -> Path | None:
     return None
 
 
-def with_compiler_hint(error: str) -> str:
+def error_or_clang_hint(error: str) -> str:
     """Add to an error about a missing clang how to get one."""
     if "FileNotFoundError" in error and "clang" in error:
         return "no C compiler: install clang, or `pip install ziglang`, which carries one"

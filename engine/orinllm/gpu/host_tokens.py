@@ -23,10 +23,10 @@ class HostTokens:
 
     def make_token_reader(self) -> Callable[[], list[int]]:
         """Note what was started; return what waits for it, and for nothing later, and reads."""
-        return lambda: _ints_in(self.buffer.copyout(memoryview(bytearray(self.buffer.nbytes))))
+        return lambda: _to_ints(self.buffer.copyout(memoryview(bytearray(self.buffer.nbytes))))
 
 
-def _ints_in(raw: memoryview) -> list[int]:
+def _to_ints(raw: memoryview) -> list[int]:
     found: list[int] = np.frombuffer(raw, np.int32).tolist()
     return found
 
@@ -103,6 +103,6 @@ class NvHostTokens(HostTokens):
                 self._device.error_state = error
                 self._device.on_device_hang()  # raises what went wrong
                 raise
-            return _ints_in(self.buffer._buf.cpu_view()[: self.buffer.nbytes])
+            return _to_ints(self.buffer._buf.cpu_view()[: self.buffer.nbytes])
 
         return wait

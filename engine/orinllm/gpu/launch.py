@@ -18,7 +18,7 @@ from tinygrad.helpers import JIT
 from tinygrad.renderer import Estimates
 from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp
 
-import orinllm.gpu.kernel_cache  # noqa: F401
+import orinllm.gpu.thread_safe_kernel_cache  # noqa: F401
 from orinllm.file.ggml import CUDA
 from orinllm.gpu.device import compile_cuda
 

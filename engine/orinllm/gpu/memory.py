@@ -9,7 +9,14 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer, BufferSpec
 from tinygrad.dtype import DType
 
-from orinllm.gpu.kernels.buffers import F16, PAGE, KernelHeads, KvCacheType, LayerKvCache, round_up
+from orinllm.gpu.kernels.buffers import (
+    F16,
+    PAGE,
+    AttentionDims,
+    KvCacheType,
+    LayerKvCache,
+    round_up,
+)
 from orinllm.gpu.kernels.rows import NormWeights
 from orinllm.gpu.weights import Weights, floats_on_device
 from orinllm.network import layer as network
@@ -94,15 +101,17 @@ class ModelMemory:
         view = self.states.view(self.states.size - first, dtypes.float32, 4 * first)
         return view.ensure_allocated()
 
-    def layer_heads(self, layer: int, sequences: int) -> KernelHeads:
+    def attention_dims(self, layer: int, sequences: int) -> AttentionDims:
         """Return the heads of a layer that has attention."""
-        return KernelHeads(self.config.attention_by_layer[layer], self.context, sequences, self.kv)
+        attention = self.config.attention_by_layer[layer]
+        return AttentionDims(attention, self.context, sequences, self.kv)
 
     def layer_cache(self, layer: int, sequences: int, table: Buffer) -> LayerKvCache:
         """Return a layer's keys and values as a list of launches sees them."""
         index = list(self.config.attention_by_layer).index(layer)
         scales = self.scales[index] if self.scales else None
-        return LayerKvCache(self.layer_heads(layer, sequences), self.caches[index], scales, table)
+        dims = self.attention_dims(layer, sequences)
+        return LayerKvCache(dims, self.caches[index], scales, table)
 
 
 def pages_that_fit(config: Config, n_bytes: int, kv: KvCacheType = F16) -> int:

@@ -51,7 +51,7 @@ class FusedMtpBlock:
         """
         executor, end, found = self._executor, len(text) - 1, list[int]()
         executor.set_pages(pages)
-        executor.begin_answer(text[1:], start)
+        executor.start_prefill_and_first_token(text[1:], start)
         while most and (token := choose(executor.wait_for_logits(), len(text) + len(found))) >= 0:
             found.append(token)
             if len(found) == most:

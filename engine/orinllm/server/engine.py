@@ -27,7 +27,7 @@ from orinllm.loader import (
     plan_network,
     recurrent_state_bytes,
 )
-from orinllm.mmproj import enable_pictures, network_with_pictures
+from orinllm.mmproj import enable_pictures, network_for_pictures
 from orinllm.model import (
     ModelDescription,
     load_draft_proposer,
@@ -65,7 +65,7 @@ def read_description_and_template(
 ) -> tuple[ModelDescription, ChatTemplate | None]:
     """Read a file and its template; raises BadInput, one line, for what cannot be served."""
     network = Network.read(options.model, options.context, KEY_TYPES[options.kv])
-    description = ModelDescription.from_network(network_with_pictures(network, options.mmproj))
+    description = ModelDescription.from_network(network_for_pictures(network, options.mmproj))
     if options.template is None:
         return description, description.template
     try:
@@ -86,7 +86,7 @@ def load_engine(
     plan = plan_network(network, open_and_name_device(options.device))
     _refuse_deterministic_guesses(options)
     file = network.mtp_block_file(options.draft)
-    block = None if file is None else (file, network.mtp_block_config(file))
+    block = None if file is None else (file, network.require_mtp_block_config(file))
     proposer = None if file is not None else _load_proposer(options, description, plan, say)
     pages = pages_for_tokens(network.context)
     if plan.path != "general" and not options.general:

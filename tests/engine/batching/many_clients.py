@@ -148,7 +148,7 @@ class Model:
             return _DRAWN[token]
         return DrawnTokens(token, Logprobs(-float(row.position), ()))
 
-    def collect_tokens(self) -> list[DrawnTokens]:
+    def wait_for_tokens(self) -> list[DrawnTokens]:
         self.meddle()
         return self._steps.popleft()
 

@@ -9,7 +9,7 @@ from tests.engine.server.toy import ToyRunner, toy_logits
 from orinllm.batching.cache import SharedPageStore
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
-from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling, fulfil_draw_request
+from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling, sample_masked_token
 
 VOCABULARY = 32000
 GREEDY = Sampling(temperature=0)
@@ -43,7 +43,7 @@ def alone(ids: list[int], sampling: Sampling, most: int) -> list[int]:
     """Return what the toy says when nobody else is there."""
     ids, answer = list(ids), list[int]()
     for _ in range(most):
-        drawn = fulfil_draw_request(toy_logits(ids, VOCABULARY), DrawRequest(sampling, ids))
+        drawn = sample_masked_token(toy_logits(ids, VOCABULARY), DrawRequest(sampling, ids))
         ids.append(drawn.token)
         answer.append(drawn.token)
     return answer

@@ -12,7 +12,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import ScheduledSequence, SchedulerObserver
-from orinllm.choose.sampling import DrawRequest, Sampling, fulfil_draw_request, logprobs_of_token
+from orinllm.choose.sampling import DrawRequest, Sampling, logprobs_of_token, sample_masked_token
 from orinllm.gpu.kernels.buffers import PAGE
 
 PAGES = 3
@@ -57,7 +57,7 @@ def test_a_batch_gives_what_each_gives_alone(
 def test_a_mask_holds_and_logarithms_are_of_the_model() -> None:
     logits = np.array([1.0, 3.0, 2.0, 0.0], np.float32)
     mask = np.array([0b0101], np.uint32)
-    drawn = fulfil_draw_request(logits, DrawRequest(Sampling(temperature=0), [], lambda: mask, 2))
+    drawn = sample_masked_token(logits, DrawRequest(Sampling(temperature=0), [], lambda: mask, 2))
     assert drawn.token == 2
     exact = logits - np.log(np.exp(logits.astype(np.float64)).sum())
     assert drawn.logprobs is not None
@@ -66,7 +66,7 @@ def test_a_mask_holds_and_logarithms_are_of_the_model() -> None:
     assert [value for _, value in drawn.logprobs.best] == pytest.approx(exact[1:3])
     assert logprobs_of_token(logits, 0, 0).best == ()
     none = np.array([0], np.uint32)
-    assert fulfil_draw_request(logits, DrawRequest(Sampling(), [], lambda: none)).token == -1
+    assert sample_masked_token(logits, DrawRequest(Sampling(), [], lambda: none)).token == -1
     assert (
-        fulfil_draw_request(np.full(4, np.nan, np.float32), DrawRequest(Sampling(), [])).token == -1
+        sample_masked_token(np.full(4, np.nan, np.float32), DrawRequest(Sampling(), [])).token == -1
     )

@@ -68,7 +68,8 @@ def opened(path: Path, slots: int = 2) -> tuple[Network, CpuRunner, CpuMtpBlock]
     network = Network.read(path, CONTEXT)
     runner = make_runner(network, plan_network(network, "CPU"), share=SharingOptions(slots, 99))
     assert isinstance(runner, CpuRunner) and runner.slots == slots
-    return network, runner, CpuMtpBlock(runner.path, network.gguf, network.mtp_block_config())
+    config = network.require_mtp_block_config()
+    return network, runner, CpuMtpBlock(runner.path, network.gguf, config)
 
 
 class BlockReference(Reference):
@@ -337,14 +338,14 @@ def test_a_block_in_a_file_of_its_own(apt: Path, tmp_path: Path) -> None:
         file = network.mtp_block_file(tmp_path / "mtp.gguf")
         assert file is not None and file is not network.gguf
         if layers == 2:
-            block = CpuMtpBlock(runner.path, file, network.mtp_block_config(file))
+            block = CpuMtpBlock(runner.path, file, network.require_mtp_block_config(file))
             said = [MtpProposer(each).guess_tokens(TEXT, 3, [0]) for each in (own, block)]
             assert said[0] == said[1] != []
         else:
             with pytest.raises(
                 BadInput, match=r"mtp\.gguf: its block is not of .*m\.gguf: another nu"
             ):
-                network.mtp_block_config(file)
+                network.require_mtp_block_config(file)
     assert network.mtp_block_file(apt) is None is network.mtp_block_file(None)
     assert network.mtp_block_file(MTP) is network.gguf
 
@@ -380,7 +381,7 @@ def test_a_block_that_is_not_what_is_known(tmp_path: Path, change: Change, why: 
         hybrid_models.write(tmp_path / "m.gguf", "qwen35")
     with pytest.raises(BadInput, match=rf"m\.gguf: {why}"):
         network = Network.read(tmp_path / "m.gguf")
-        network.mtp_block_config()
+        network.require_mtp_block_config()
 
 
 def test_a_gpus_block_says_what_the_reference_says(emulated: Load, tmp_path: Path) -> None:
@@ -389,18 +390,18 @@ def test_a_gpus_block_says_what_the_reference_says(emulated: Load, tmp_path: Pat
     text, network = TEXT[:20], Network.read(tmp_path / "m.gguf", 64)
     want = BlockReference(open_model(tmp_path / "m.gguf")).proposals(text, 2)
     executor, said = emulated(tmp_path / "m.gguf", 64, pages=3), list[NDArray[np.float32]]()
-    block = FusedMtpBlock(executor, network, network.gguf, network.mtp_block_config())
+    block = FusedMtpBlock(executor, network, network.gguf, network.require_mtp_block_config())
     executor.set_pages([2], 1)
     executor.fill_cache(text, 0, 9)
     executor.fill_cache(text, 9, 10)
     executor.tokens_after_each([*text[10:12], 1, 1], 10)
     executor.set_states_after_accepted(2)
-    batch = executor.decoder_for(4)
+    batch = executor.find_or_make_decoder(4)
     batch.set_pages([[], [], [2], []], [0, 2, 1, 3])
     for at in (12, 13):
         batch.start_step([1, 1, text[at], 1], [-1, -1, at, -1])
     executor.set_pages([2], 1)
-    executor.begin_answer(text[:19], 14)
+    executor.start_prefill_and_first_token(text[:19], 14)
 
     def choose(logits: NDArray[np.float32], position: int) -> int:
         said.append(logits)
@@ -454,17 +455,17 @@ def test_its_memory_is_counted(apt: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for free in (wanted - 2, wanted - 1):
         monkeypatch.setattr("orinllm.cpu.executor._reclaimable_bytes", lambda free=free: free)
         if free + 1 == wanted:
-            CpuMtpBlock(runner.path, network.gguf, network.mtp_block_config())
+            CpuMtpBlock(runner.path, network.gguf, network.require_mtp_block_config())
         else:
             with pytest.raises(BadInput, match=r"free memory; 255 tokens of context would"):
-                CpuMtpBlock(runner.path, network.gguf, network.mtp_block_config())
+                CpuMtpBlock(runner.path, network.gguf, network.require_mtp_block_config())
 
 
 def test_a_server_leaves_its_room(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network.read(apt, CONTEXT)
     plan = plan_network(network, "CPU")
     pages = []
-    for block in (None, (network.gguf, network.mtp_block_config())):
+    for block in (None, (network.gguf, network.require_mtp_block_config())):
         # Of a token 128 elements are kept, and 128 and 64 floats beside: a third of it fits.
         free = plan.weight_bytes + 16 * cache_bytes(plan, PAGE)
         monkeypatch.setattr("orinllm.server.engine.free_memory_bytes", lambda device: free)  # noqa: B023

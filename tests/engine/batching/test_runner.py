@@ -62,7 +62,7 @@ def step(
             runner.submit_step([request.next_row() for request in requests])
             found.append(decoder.wait_for_logits())
         for slot, (request, drawn) in enumerate(
-            zip(requests, runner.collect_tokens(), strict=True)
+            zip(requests, runner.wait_for_tokens(), strict=True)
         ):
             assert drawn.token == request.wanted(found[i][slot])
             assert (drawn.logprobs is None) == (request.top is None)
@@ -92,7 +92,7 @@ def test_requests_share_steps(emulated: Load, synthetic: Synthetic) -> None:
         [best, counted, drawing],
         [best, counted, known],  # one slot changes its pages
     ):
-        step(runner, list(requests), executor.decoder_for)
+        step(runner, list(requests), executor.find_or_make_decoder)
 
 
 def test_penalties_count_the_text_of_their_own_request(
@@ -107,17 +107,17 @@ def test_penalties_count_the_text_of_their_own_request(
     first, again, heir = (Request(sampling, 0) for _ in range(3))
     runner.fill_pages(first.pages, first.text, 0, 1)
     for _ in range(3):
-        step(runner, [first], executor.decoder_for)
-    step(runner, [again], executor.decoder_for)
+        step(runner, [first], executor.find_or_make_decoder)
+    step(runner, [again], executor.find_or_make_decoder)
     runner.fill_pages([2, 3], first.text, 0, 7)
-    step(runner, [again], executor.decoder_for)
+    step(runner, [again], executor.find_or_make_decoder)
     assert again.text == first.text[:8]
     heir.text = [first.text[8]] * 7 + again.text[7:]
-    step(runner, [heir], executor.decoder_for)
+    step(runner, [heir], executor.find_or_make_decoder)
     runner.submit_step([again.row()])
     runner.submit_step([again.next_row()])
-    runner.collect_tokens()
-    step(runner, [again], executor.decoder_for)
+    runner.wait_for_tokens()
+    step(runner, [again], executor.find_or_make_decoder)
 
 
 class Asked:

@@ -307,13 +307,13 @@ def test_a_device_that_fails_is_one_line() -> None:
 import sys
 import orinllm.command.cli
 from orinllm.cpu.executor import CpuRunner
-collect, asked = CpuRunner.collect_tokens, []
+collect, asked = CpuRunner.wait_for_tokens, []
 def fails(self):
     asked.append(self)
     if len(asked) == 3:
         raise RuntimeError("CUDA Error 700, an illegal memory access\\n  SM 3 fault")
     return collect(self)
-CpuRunner.collect_tokens = fails
+CpuRunner.wait_for_tokens = fails
 orinllm.command.cli.main()
 """
     for words in (["run", "-p", FRANCE], ["chat"]):

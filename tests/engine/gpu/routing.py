@@ -43,7 +43,7 @@ def run(executor: FusedExecutor, tokens: Sequence[int], chunked: bool = True) ->
 
     Each launch is repeated up to each router, which leaves keys and values as they were.
     """
-    device, decoder, last = executor.memory.device, executor.decoder_for(), len(tokens) - 1
+    device, decoder, last = executor.memory.device, executor.find_or_make_decoder(), len(tokens) - 1
     found: dict[int, list[Ids]] = {}
     token = decoder.list.launches
     token_layers = _layers(token, device, token[-1:])  # the head: parts of launches wait anew

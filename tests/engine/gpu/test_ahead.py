@@ -20,7 +20,7 @@ from orinllm.batching.proposers import MtpProposer
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu import device as devices
-from orinllm.gpu import kernel_cache
+from orinllm.gpu import thread_safe_kernel_cache
 from orinllm.gpu.compile_ahead import checked_target_gpu, launches_to_compile, write_cubins
 from orinllm.gpu.picture_encoder import FusedPictureEncoder
 from orinllm.loader import Network, SharingOptions, make_runner, plan_network
@@ -67,7 +67,7 @@ def test_a_start_with_cubins_compiles_nothing(
     assert isinstance(runner, FusedRunner)
     executor = runner.executor
     executor.fill_cache(list(range(3, 40)), 0, 36)
-    executor.fill_cache_with_piece(list(range(3, 40)), 0, 36)
+    executor.fill_cache_with_small_chunk(list(range(3, 40)), 0, 36)
     executor.set_sampling(Sampling(), [1])
     executor.start_step(5, 36)
     with Context(NULL_ALLOW_COPYOUT=1):
@@ -102,7 +102,7 @@ def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
     assert isinstance(runner, FusedRunner)
     with Context(NULL_ALLOW_COPYOUT=1):
         block = MtpProposer(
-            runner.make_mtp_block(network, network.gguf, network.mtp_block_config())
+            runner.make_mtp_block(network, network.gguf, network.require_mtp_block_config())
         )
         runner.compile_kernels(verifies=True)
         runner.executor.fill_cache(list(range(3, 40)), 0, 36)
@@ -174,7 +174,7 @@ def test_threads_use_the_cache_of_kernels_at_once(
     # Whoever came first made tinygrad's one connection, which SQLite refuses to every other thread.
     monkeypatch.setattr(helpers, "CACHEDB", str(tmp_path / "new" / "cache.db"))
     monkeypatch.setattr(helpers, "_db_tables", set())
-    monkeypatch.setattr(kernel_cache, "_connected", threading.local())
+    monkeypatch.setattr(thread_safe_kernel_cache, "_connected", threading.local())
 
     def use(thread: int) -> bool:
         for i in range(20):

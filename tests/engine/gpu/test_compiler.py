@@ -13,8 +13,8 @@ from orinllm.gpu.host_compiler import (
     can_compile,
     compiler_environment,
     provide_compiler,
-    skipped_clang_note,
-    write_clang_script,
+    reason_clang_skipped,
+    try_write_clang_script,
 )
 
 
@@ -30,7 +30,7 @@ def clang_in(folder: Path, script: str) -> Path:
 def test_a_compiler_that_can_is_left_alone(tmp_path: Path) -> None:
     clang_in(tmp_path, "cat > /dev/null; printf '\\177ELF'")
     assert compiler_environment(tmp_path / "bin", {"PATH": str(tmp_path)}) == {}
-    assert skipped_clang_note({"PATH": str(tmp_path)}) is None
+    assert reason_clang_skipped({"PATH": str(tmp_path)}) is None
     assert compiler_environment(tmp_path / "bin", {"PATH": "/nowhere", "CC": "gcc"}) == {}
     assert not (tmp_path / "bin").exists()
 
@@ -44,7 +44,7 @@ def test_a_compiler_that_cannot_is_passed_over_and_told(tmp_path: Path, script: 
     clang = clang_in(tmp_path / "old", script)
     variables = compiler_environment(tmp_path / "bin", {"PATH": str(clang.parent)})
     assert variables["PATH"].split(os.pathsep)[0] == str(tmp_path / "bin")
-    note = skipped_clang_note({"PATH": str(clang.parent)})
+    note = reason_clang_skipped({"PATH": str(clang.parent)})
     assert note is not None and note.startswith(f"{clang} compiles no bfloat16 for this CPU")
     assert "ziglang's clang is used" in note
     assert compiler_environment(tmp_path / "bin", {"PATH": str(clang.parent), "CC": "clang"}) == {}
@@ -155,5 +155,5 @@ def test_threads_may_write_the_same_clang(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("os.chmod", late)
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(write_clang_script, [tmp_path] * 4))
+        assert all(pool.map(try_write_clang_script, [tmp_path] * 4))
     assert [path.name for path in tmp_path.iterdir()] == ["clang"]

@@ -57,7 +57,7 @@ def test_tokens_and_a_prompt(emulated: Load, synthetic: Synthetic, shape: str) -
     token = executor.wait_for_token()
     executor.start_step()  # the token that the head left
     assert off(executor, reference.logits([*PROMPT[:7], token])[-1]) < HALVES
-    executor.begin_answer(PROMPT, 0)
+    executor.start_prefill_and_first_token(PROMPT, 0)
     in_chunks = off(executor, want)
     # Tokens on both sides of a page's border; the first ones have stepped above.
     for position in range(PAGE - 1, len(PROMPT)):
@@ -73,17 +73,17 @@ def test_tokens_that_the_host_reads_later(emulated: Load, synthetic: Synthetic) 
     texts = []
     for how in (Sampling(temperature=0), Sampling(seed=3)):
         executor.set_sampling(how, PROMPT)
-        executor.begin_answer(PROMPT, 0)
+        executor.start_prefill_and_first_token(PROMPT, 0)
         logits, token = executor.wait_for_logits(), executor.wait_for_token()
-        executor.begin_answer(PROMPT, len(PROMPT) - 1)
+        executor.start_prefill_and_first_token(PROMPT, len(PROMPT) - 1)
         assert (executor.wait_for_logits() == logits).all()
         ((followed,),) = TimedScheduler(FusedRunner(executor, 1)).time_answers([PROMPT], 7, [how])[
             2:
         ]
         # Of the token behind the last one nothing was computed.
-        state = executor.decoder_for().list.state
+        state = executor.find_or_make_decoder().list.state
         assert read(state, np.int32)[1] == len(PROMPT) + 7 - 1
-        executor.begin_answer(PROMPT, 0)
+        executor.start_prefill_and_first_token(PROMPT, 0)
         one_by_one = [executor.wait_for_token()]
         for _ in range(6):
             executor.start_step()
@@ -109,7 +109,7 @@ def kept(executor: FusedExecutor, tokens: int) -> list[np.ndarray]:
 def test_parts_of_a_launch_wait_for_those_before(emulated: Load, synthetic: Synthetic) -> None:
     """A layer is one launch, and its numbers are the same whichever blocks are fast."""
     executor = emulated(synthetic("tiny", "Q8_0"))
-    tokens = executor.decoder_for().list
+    tokens = executor.find_or_make_decoder().list
     names = [launch.name for launch in tokens.launches]
     assert [name.startswith("joined_qkv_attention_out_gate_up_down_") for name in names] == [
         *(False, True, True, False)
@@ -157,7 +157,7 @@ def test_pieces_beside_answers(
     pieces = []
     for ends in ((64, 66, 69), (33, 50, 69)):
         for start, end in itertools.pairwise((0, *ends)):
-            executor.fill_cache_with_piece(PROMPT, start, end)
+            executor.fill_cache_with_small_chunk(PROMPT, start, end)
         pieces.append(kept(executor, 64))
         executor.start_step(PROMPT[-1], 69)
         assert off(executor, want) < HALVES
@@ -182,7 +182,7 @@ def test_sequences_at_their_own_positions(
     """Pages of the sequences are shuffled, one slot is idle, and each has its own length."""
     path = synthetic("tiny", "F16")
     executor = emulated(path, context=128, pages=2 * (sequences + 1))
-    reference, decoder = Reference(open_model(path)), executor.decoder_for(sequences)
+    reference, decoder = Reference(open_model(path)), executor.find_or_make_decoder(sequences)
     pages = [[2 * sequences + 1 - 2 * i, 2 * i] for i in range(sequences)]
     lengths = [40 + 30 * i // sequences for i in range(sequences)]
     rows = [[(t * (i + 3)) % 1000 for t in PROMPT[:n]] for i, n in enumerate(lengths)]
@@ -232,7 +232,7 @@ def test_keys_and_values_in_bytes(emulated: Load, synthetic: Synthetic, shape: s
     executor.start_step()
     want = reference.logits([*PROMPT, token])[-1]
     assert off(executor, want) < EIGHT_BIT_KEYS
-    decoder = executor.decoder_for(4)
+    decoder = executor.find_or_make_decoder(4)
     decoder.set_pages([[0, 1], [], [], []])
     decoder.start_step([token, 0, 0, 0], [len(PROMPT), -1, -1, -1])
     assert np.linalg.norm(decoder.wait_for_logits()[0] - want) < EIGHT_BIT_KEYS * np.linalg.norm(

@@ -198,7 +198,7 @@ def test_a_prompt_that_continues_reuses_the_cache(emulated: Load, synthetic: Syn
     one.close()
     executor.set_pages(range(2))
     for start, text, n in ((0, PROMPT[:62], 9), (70, longer, 3)):
-        executor.begin_answer(text, start)
+        executor.start_prefill_and_first_token(text, start)
         said = [executor.wait_for_token()]
         while len(said) < n:
             executor.start_step()
@@ -225,7 +225,7 @@ def test_sampled_tokens_are_those_of_the_host(emulated: Load, synthetic: Synthet
         how = Sampling(**parameters)  # type: ignore[arg-type]
         text = PROMPT[:4]
         executor.set_sampling(how, text)
-        executor.begin_answer(text, 0)
+        executor.start_prefill_and_first_token(text, 0)
         for _ in range(5):
             token = executor.wait_for_token()
             assert token == sample_token(executor.wait_for_logits(), how, text, len(text))
@@ -240,7 +240,7 @@ def test_sampled_tokens_are_those_of_the_host(emulated: Load, synthetic: Synthet
 def test_slots_sample_each_in_its_own_way(emulated: Load, synthetic: Synthetic) -> None:
     """Four slots, one idle, one greedy: tokens stay on the device from step to step."""
     executor = emulated(synthetic("tiny", "Q8_0"), pages=8)
-    decoder = executor.decoder_for(4)
+    decoder = executor.find_or_make_decoder(4)
     decoder.set_pages([[2 * i, 2 * i + 1] for i in range(4)])
     how = [Sampling(temperature=9.0), None, Sampling(), Sampling(seed=7, presence_penalty=4.0)]
     texts = [[5 + i] for i in range(4)]

@@ -72,9 +72,9 @@ def test_logits_are_the_references(emulated: Load, written: Write, name: str) ->
     lengths = [41, 62, 3, 0]
     read(executor, (20, 21, 24, 32, 41), states=0)  # of 8, threads that share a channel meet
     executor.set_pages([1], 1)
-    executor.begin_answer(PROMPT[:62], 0)
+    executor.start_prefill_and_first_token(PROMPT[:62], 0)
     assert off(executor.wait_for_logits(), wanted[61]) < limit
-    decoder, slots = executor.decoder_for(4), [1, 0, 3, 2]
+    decoder, slots = executor.find_or_make_decoder(4), [1, 0, 3, 2]
     decoder.set_pages([[slot] for slot in slots], slots)
     positions = [lengths[slot] for slot in slots]
     positions[2] = -1  # idle

@@ -187,7 +187,7 @@ from orinllm.gpu.steps.tokens import write_ints
 one = Model.load(sys.argv[1], device="NV", context=PAGES * PAGE)
 answer = iter(one.generate([5, 6, 7], Sampling(temperature=0)))
 next(answer)
-write_ints(one.runner.executor.decoder_for().list.table, [20_011])  # where nothing is
+write_ints(one.runner.executor.find_or_make_decoder().list.table, [20_011])  # where nothing is
 start, error = time.perf_counter(), ""
 try:
     for piece in answer:
@@ -215,12 +215,12 @@ from tests.engine.vision.test_vision import GREEDY, RECORDED, ids_of, tokens_of
 
 from orinllm.loader import Network, SharingOptions, make_runner, make_page_store, plan_network
 from orinllm.model import Model, ModelDescription
-from orinllm.mmproj import PictureEncoder, network_with_pictures
+from orinllm.mmproj import PictureEncoder, network_for_pictures
 
 folder, kind = Path(sys.argv[1]), "qwen3vl"
 tiny.write_text(folder / "tiny.gguf", kind)
 tiny.write_mmproj(folder / "mmproj.gguf", kind)
-network = network_with_pictures(Network.read(folder / "tiny.gguf"), folder / "mmproj.gguf")
+network = network_for_pictures(Network.read(folder / "tiny.gguf"), folder / "mmproj.gguf")
 plan = plan_network(network, "NV")
 assert plan.is_fused, plan.obstacles
 runner = make_runner(network, plan, share=SharingOptions(slots=1))

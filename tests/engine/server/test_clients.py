@@ -21,7 +21,7 @@ from tests.engine.server.many_requests import states
 from tests.engine.server.toy import ToyRunner, description, toy, toy_logits
 
 from orinllm.batching.sequence import ScheduledSequence
-from orinllm.choose.sampling import DrawRequest, Sampling, fulfil_draw_request
+from orinllm.choose.sampling import DrawRequest, Sampling, sample_masked_token
 from orinllm.server.fields import MOST_BYTES
 from orinllm.server.web.connection import LimitedConnection
 
@@ -99,7 +99,7 @@ def test_each_of_many_gets_what_it_gets_alone(clients: int) -> None:
 def alone_of(prompt: list[int], how: Sampling, vocabulary: int) -> list[int]:
     ids = list(prompt)
     for _ in range(16):
-        ids.append(fulfil_draw_request(toy_logits(ids, vocabulary), DrawRequest(how, ids)).token)
+        ids.append(sample_masked_token(toy_logits(ids, vocabulary), DrawRequest(how, ids)).token)
     return ids[len(prompt) :]
 
 

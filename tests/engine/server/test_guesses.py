@@ -242,7 +242,7 @@ class Placed:
     def set_pages(self, pages: Sequence[int], states: int = 0) -> None:
         self.pages = tuple(pages)
 
-    def fill_cache_with_piece(self, tokens: Sequence[int], start: int, end: int) -> None: ...
+    def fill_cache_with_small_chunk(self, tokens: Sequence[int], start: int, end: int) -> None: ...
 
     def set_sampling(self, how: Sampling, text: Sequence[int]) -> None:
         self.how = how

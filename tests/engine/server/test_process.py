@@ -73,7 +73,7 @@ def broken(systemd: Systemd, folder: Path, how: str) -> tuple["subprocess.Popen[
     """Start a server whose first token does something else; return it, and its log."""
     program = (
         "from orinllm.cpu.executor import CpuRunner\n"
-        f"CpuRunner.collect_tokens = lambda self: {how}\n"
+        f"CpuRunner.wait_for_tokens = lambda self: {how}\n"
         "from orinllm.command.cli import main\n"
         "main()\n"
     )

@@ -19,7 +19,7 @@ from orinllm.batching.runner import StepRow
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver
 from orinllm.choose.pooling import Pooling
-from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, fulfil_draw_request
+from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, sample_masked_token
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.model import ModelDescription
 from orinllm.server.engine import ServedModel
@@ -112,7 +112,7 @@ class ToyRunner:
         self._steps.append([self._token(row, token) for row, token in pairs])
         assert len(self._steps) <= self.most_steps_in_flight
 
-    def collect_tokens(self) -> list[DrawnTokens]:
+    def wait_for_tokens(self) -> list[DrawnTokens]:
         time.sleep(self.step_seconds)
         self.pace()
         return self._steps.popleft()
@@ -144,7 +144,7 @@ class ToyRunner:
             return DrawnTokens(self.script(row.position - first), found)
         held = self._held(row.pages, row.position + 1)
         how = replace(row.draw, before=[*row.draw.before[: row.position], token])
-        return fulfil_draw_request(toy_logits(held, self.vocab_size), how)
+        return sample_masked_token(toy_logits(held, self.vocab_size), how)
 
     def _held(self, pages: Sequence[int], end: int) -> list[int]:
         """Return the tokens of a sequence as they lie in its pages."""

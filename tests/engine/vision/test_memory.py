@@ -12,7 +12,7 @@ from orinllm.loader import Network, plan_network
 from orinllm.mmproj import (
     enable_pictures,
     encoder_weight_and_tile_bytes,
-    network_with_pictures,
+    network_for_pictures,
     read_matching_mmproj,
 )
 from orinllm.model import ModelDescription
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("emulation")
 def network(tmp_path: Path) -> Network:
     tiny.write_text(tmp_path / "tiny.gguf", "qwen3vl")
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "qwen3vl")
-    return network_with_pictures(Network.read(tmp_path / "tiny.gguf"), tmp_path / "mmproj.gguf")
+    return network_for_pictures(Network.read(tmp_path / "tiny.gguf"), tmp_path / "mmproj.gguf")
 
 
 def test_pages_and_context_leave_room_for_an_encoder(

@@ -21,7 +21,7 @@ from tests.engine.vision import tiny, tiny_qwen
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.mmproj import PictureEncoder, _picture_job_process, read_mmproj, read_picture_bytes
+from orinllm.mmproj import PictureEncoder, _shared_picture_process, read_mmproj, read_picture_bytes
 from orinllm.network.layer import X
 from orinllm.network.vision.encoder import AnyPictureSize, Encoder, EncoderShape
 from orinllm.network.vision.idefics3 import _picture_text
@@ -207,7 +207,7 @@ def test_what_is_no_picture_is_one_line(data: Callable[[], bytes], said: str) ->
 
     job = {"data": base64.b64encode(data()).decode(), "way": "square", "sizes": {"size": 8}}
     with pytest.raises(BadInput, match=said):
-        _picture_job_process().run_job(job)
+        _shared_picture_process().run_job(job)
 
 
 def seeing(path: Path, kind: str) -> PictureEncoder:

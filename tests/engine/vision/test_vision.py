@@ -15,7 +15,7 @@ from orinllm.choose.sampling import Sampling
 from orinllm.cpu.picture_encoder import CpuPictureEncoder
 from orinllm.errors import BadInput
 from orinllm.loader import Network, make_page_store, plan_network
-from orinllm.mmproj import PictureEncoder, network_with_pictures, read_mmproj
+from orinllm.mmproj import PictureEncoder, network_for_pictures, read_mmproj
 from orinllm.model import AnswerToken, Model, ModelDescription
 
 GREEDY = Sampling(temperature=0)
@@ -124,7 +124,7 @@ def test_rows_are_those_of_transformers(files: Path, kind: str) -> None:
     """Of a file with the names of today, and of one with an older converter's names."""
     model, wanted = load(files, kind), RECORDED[f"{kind}.rows"]
     encoder = sight_of(model)
-    tiles = [tile for picture in tiny.pictures(kind) for tile in encoder._prepare_image(picture)[0]]
+    tiles = [tile for picture in tiny.pictures(kind) for tile in encoder._image_tiles(picture)[0]]
     assert np.abs(encoder.encode(tiles) - wanted).max() < 1e-4
     old, projector = read_mmproj(files / f"mmproj-{kind}-old.gguf")
     assert np.abs(CpuPictureEncoder(old, projector.encoder)(tiles) - wanted).max() < 1e-4
@@ -136,7 +136,7 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
 ) -> None:
     """In chunks that would cut pictures, from the start and behind what is known."""
     monkeypatch.setattr("orinllm.gpu.fused_executor.CHUNK", 40)
-    network = network_with_pictures(
+    network = network_for_pictures(
         Network.read(files / f"{kind}.gguf"), files / f"mmproj-{kind}.gguf"
     )
     description, plan = ModelDescription.from_network(network), plan_network(network, "EMU")
@@ -151,7 +151,7 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
         assert tokens_of(answer) == list(RECORDED[f"{kind}.tokens"][:4]), behind
         assert answer.n_cached >= behind
     executor.set_pages(range(len(ids) // 64 + 2))
-    executor.begin_answer(ids, 0)
+    executor.start_prefill_and_first_token(ids, 0)
     assert np.abs(executor.wait_for_logits() - wanted).max() < 0.002 * np.abs(wanted).max()
 
 

@@ -209,7 +209,7 @@ class SequenceExecutor(Protocol):
         """Start keys and values of tokens[start:end] at their positions."""
         ...
 
-    def begin_answer(self, tokens: Sequence[int], start: int) -> None:
+    def submit_first_token(self, tokens: Sequence[int], start: int) -> None:
         """Start keys and values of tokens[start:], and the token behind them."""
         ...
 

@@ -139,7 +139,7 @@ class _DecodedRows:
             self._runner.submit_step(each)
         else:
             self._runner.submit_first_token(each[0], start)
-        tokens = [drawn.token for drawn in self._runner.collect_tokens()]
+        tokens = [drawn.token for drawn in self._runner.wait_for_tokens()]
         if position < len(self._rows[0]) - _LAST:
             return
         for row, token, logits in zip(each, tokens, self._runner.last_logits(), strict=False):
@@ -156,7 +156,7 @@ def compare_tinygrad_llm_two_ways(
     for read in (case.n_depth + case.n_prompt, len(tokens) - 1):
         read = min(read, len(tokens) - 1)
         if read:
-            network.begin_answer(tokens[:read], 0)
+            network.submit_first_token(tokens[:read], 0)
         for position in range(read, len(tokens)):
             network.submit_step(tokens[position], position)
         ways.append([np.array(network.wait_for_logits())])

@@ -27,7 +27,7 @@ from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.gpu.kernels.buffers import KEY_TYPES, pages_for_tokens
 from orinllm.loader import Network, SharingOptions, make_runner, plan_network
-from orinllm.mmproj import network_with_pictures
+from orinllm.mmproj import network_for_pictures
 
 _GREEDY = Sampling(temperature=0)
 
@@ -45,7 +45,7 @@ def load_network(asked: LoadRequest) -> Network:
     """Return the engine's network of a GGUF file."""
     trained = Network.read(asked.model).config.trained_context
     length = min(asked.max_context, trained)
-    return network_with_pictures(
+    return network_for_pictures(
         Network.read(asked.model, length, KEY_TYPES[asked.key_type]), asked.mmproj
     )
 
@@ -71,7 +71,7 @@ class RunnerExecutor(SequenceExecutor):
         for at in range(start, end, self.runner.chunk):
             self.runner.fill_pages(self._pages, tokens, at, min(at + self.runner.chunk, end))
 
-    def begin_answer(self, tokens: Sequence[int], start: int) -> None:
+    def submit_first_token(self, tokens: Sequence[int], start: int) -> None:
         """See `SequenceExecutor`; the last piece is as large as the scheduler's."""
         last, chunk = len(tokens) - 1, self.runner.chunk
         whole = start + max(0, last - 1 - start) // chunk * chunk
@@ -93,7 +93,7 @@ class RunnerExecutor(SequenceExecutor):
     def wait_for_token(self) -> int:
         """See `SequenceExecutor`."""
         if self._token is None:
-            self._token = self.runner.collect_tokens()[0].token
+            self._token = self.runner.wait_for_tokens()[0].token
         return self._token
 
     def wait_for_logits(self) -> NDArray[np.float32]:
@@ -239,6 +239,6 @@ def token_kernels_and_launches(timed: Timed, sequences: int = 1) -> tuple[int | 
         return n_kernels_and_launches(timed.captured_calls)
     if isinstance(timed.runner, FusedRunner):
         return n_kernels_and_launches(
-            timed.runner.executor.decoder_for(sequences).next_graph.first_turn_linear
+            timed.runner.executor.find_or_make_decoder(sequences).next_graph.first_turn_linear
         )
     return (1, 1) if Device.DEFAULT == "CPU" else (None, None)

@@ -125,7 +125,7 @@ class TinygradRunner:
         if isinstance(timed, TimedScheduler):
             timed.time_answers([ids], 1)
         else:
-            timed.begin_answer(ids, 0)
+            timed.submit_first_token(ids, 0)
             timed.wait_for_token()
         spent = self._meters.compile_totals_since((0.0, 0.0, 0))
         return LoadReport(
@@ -218,7 +218,7 @@ class TinygradRunner:
         if n_tokens:
             prompt = self._random_ids(draw, n_tokens)
             for _ in range(_CALLS_TO_CAPTURE):
-                timed.begin_answer(prompt, 0)
+                timed.submit_first_token(prompt, 0)
         if case.n_gen:
             for token in self._random_ids(draw, _CALLS_TO_CAPTURE):
                 timed.submit_step(token, 0)
@@ -253,12 +253,12 @@ class TinygradRunner:
         prompt = self._random_ids(draw, case.n_depth + case.n_prompt)
         tokens = self._random_ids(draw, case.n_gen)
         if case.n_depth:
-            timed.begin_answer(prompt[: case.n_depth], 0)
+            timed.submit_first_token(prompt[: case.n_depth], 0)
         synchronize_device()
         compiled = self._meters.compiled
         start = time.perf_counter_ns()
         if case.n_prompt:
-            timed.begin_answer(prompt, case.n_depth)
+            timed.submit_first_token(prompt, case.n_depth)
             synchronize_device()
         for position, token in enumerate(tokens, len(prompt)):
             timed.submit_step(token, position)
@@ -317,7 +317,7 @@ class TinygradRunner:
         if isinstance(timed, TimedScheduler):
             token = timed.time_answers([[*ids]], 1)[2][0][0]
         else:
-            timed.begin_answer(ids, 0)
+            timed.submit_first_token(ids, 0)
             token = timed.wait_for_token()
         answer.push(token)
         ns = time.perf_counter_ns() - start

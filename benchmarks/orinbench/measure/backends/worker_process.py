@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orinbench.child import PIPE, ChildProcess
 from orinbench.measure.backends.backend import BackendError, NonfiniteLogitsError
-from orinllm.gpu.host_compiler import with_compiler_hint
+from orinllm.gpu.host_compiler import error_or_clang_hint
 
 if TYPE_CHECKING:
     from orinbench.measure.backends.tinygrad_runner import TinygradRunner
@@ -80,7 +80,7 @@ class WorkerProcess:
         if kind == NO_NUMBERS:
             raise NonfiniteLogitsError(value)
         if kind == FAILED:
-            raise BackendError(with_compiler_hint(value))
+            raise BackendError(error_or_clang_hint(value))
         return value
 
     def _next_answer(self) -> tuple[str, Any]:

@@ -19,7 +19,7 @@ from orinbench.errors import BenchError
 from orinbench.model import open_model
 from orinbench.show.markdown import markdown_table
 from orinbench.synth import write_model_of_zeros
-from orinllm.gpu.host_compiler import cuda_wheel_file
+from orinllm.gpu.host_compiler import find_cuda_wheel_file
 
 if TYPE_CHECKING:
     from orinllm.gpu.launch import Launch
@@ -59,7 +59,7 @@ class CompiledKernel:
 
 
 def _find_cuda_tool(name: str) -> str:
-    if found := shutil.which(name) or cuda_wheel_file(f"bin/{name}"):
+    if found := shutil.which(name) or find_cuda_wheel_file(f"bin/{name}"):
         return str(found)
     wheel = {"ptxas": "nvidia-cuda-nvcc-cu12", "nvdisasm": "nvidia-cuda-nvdisasm"}[name]
     raise BenchError(f"{name} is neither on PATH nor in a wheel; pip install {wheel}")

@@ -58,7 +58,7 @@ from orinbench.options import (
 )
 from orinbench.progress import Progress
 from orinboard.files import Roots
-from orinllm.gpu.host_compiler import skipped_clang_note
+from orinllm.gpu.host_compiler import reason_clang_skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def suite_command(options: SuiteOptions) -> int:
             talk = Progress(options.progress)
             devices = tuple(choose_devices(options.devices, talk))
             options = replace(options, processes=processes, devices=devices)
-            if note := skipped_clang_note(os.environ):
+            if note := reason_clang_skipped(os.environ):
                 talk.print_line(note)
             probe = functools.cache(lambda device: measure_copy_bandwidth(device, options.timeout))
             for name, cases in selection.items():

@@ -11,9 +11,9 @@ from orinllm.gpu.kernels.buffers import (
     FEW,
     PAGE,
     SHARED_MEMORY,
-    AttentionParts,
-    KernelHeads,
+    AttentionDims,
     LayerKvCache,
+    SplitAttention,
     ceil_div,
     chunk_capacity,
     round_up,
@@ -60,7 +60,7 @@ class AttentionInputs:
     turns: Buffer | None = None
 
 
-def most_splits(device: str, heads: KernelHeads, warps: int = ALONE_WARPS) -> int:
+def most_splits(device: str, heads: AttentionDims, warps: int = ALONE_WARPS) -> int:
     """Return the splits of a context at most, of 64 tokens or more each.
 
     Enough to fill a machine of few multiprocessors; of many, two blocks on each.
@@ -71,7 +71,7 @@ def most_splits(device: str, heads: KernelHeads, warps: int = ALONE_WARPS) -> in
     return max(1, min(max(least, fitting), ceil_div(heads.most_attended_tokens, _SPLIT_LEAST)))
 
 
-def _shared_memory_bytes(heads: KernelHeads, splits: int, few: int, warps: int) -> int:
+def _shared_memory_bytes(heads: AttentionDims, splits: int, few: int, warps: int) -> int:
     """Return the bytes of shared memory of a block of attention(): Scratch of attention.cu."""
     dim, per_block, pages = heads.attention.head_dim, heads.heads_per_block, heads.context // PAGE
     fewest = few if 1 < few < splits else splits
@@ -80,7 +80,7 @@ def _shared_memory_bytes(heads: KernelHeads, splits: int, few: int, warps: int) 
     return round_up(4 * (floats + 1 + ceil_div(pages, fewest)) + own, 16)
 
 
-def warps_beside_gemvs(device: str, heads: KernelHeads) -> int:
+def warps_beside_gemvs(device: str, heads: AttentionDims) -> int:
     """Return the warps of a block of attention() in a list of GEMVs: theirs, where they fit."""
     splits = most_splits(device, heads, _GEMV_WARPS)
     small = _shared_memory_bytes(heads, splits, FEW, _GEMV_WARPS) <= SHARED_MEMORY
@@ -88,7 +88,7 @@ def warps_beside_gemvs(device: str, heads: KernelHeads) -> int:
 
 
 def _attention_constants(
-    heads: KernelHeads, splits: int, per_block: int, few: int = FEW, warps: int = ALONE_WARPS
+    heads: AttentionDims, splits: int, per_block: int, few: int = FEW, warps: int = ALONE_WARPS
 ) -> Constants:
     """Return P of attention(), attention_rows() and rope_rows()."""
     attention, temperature = heads.attention, heads.attention.temperature
@@ -122,7 +122,7 @@ def _attention_constants(
     )
 
 
-def _heads_label(heads: KernelHeads) -> str:
+def _heads_label(heads: AttentionDims) -> str:
     attention = heads.attention
     return f"{attention.heads}x{attention.kv_heads}x{attention.head_dim}"
 
@@ -140,13 +140,13 @@ def _written_cache_arguments(cache: LayerKvCache) -> tuple[str, ...]:
     return ("cache",) if cache.scales is None else ("cache", "scales")
 
 
-def _chunk_heads_per_block(heads: KernelHeads) -> int:
+def _chunk_heads_per_block(heads: AttentionDims) -> int:
     """Return the query heads of a KV head that a block of attention_rows() has."""
     return max(n for n in range(1, 5) if heads.heads_per_kv_head % n == 0)
 
 
 def token_attention_launch(
-    out: Buffer, inputs: AttentionInputs, parts: AttentionParts, state: Buffer, stored: bool = False
+    out: Buffer, inputs: AttentionInputs, parts: SplitAttention, state: Buffer, stored: bool = False
 ) -> Launch:
     """Return attention of one token of each sequence: out (sequences, heads * head_dim).
 
@@ -156,7 +156,7 @@ def token_attention_launch(
     heads, halves = parts.heads, out.dtype == dtypes.uint16
     attention, element = heads.attention, "u16" if halves else "float"
     few, small = (
-        1 if halves else parts.most_parts_for_reader,
+        1 if halves else parts.most_splits_combined_by_reader,
         attention.head_dim <= _MOST_DIM_BESIDE,
     )
     given = (

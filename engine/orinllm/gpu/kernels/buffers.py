@@ -72,7 +72,7 @@ KEY_TYPES = {kind.name: kind for kind in (F16, Q8_0)}
 
 
 @dataclass(frozen=True)
-class KernelHeads:
+class AttentionDims:
     """Attention of one layer as its kernels see it. `context` is in tokens, whole pages."""
 
     attention: Attention
@@ -113,24 +113,24 @@ class KernelHeads:
 class LayerKvCache:
     """Keys and values of one layer, and where each sequence's pages are (cache.cuh)."""
 
-    heads: KernelHeads
+    heads: AttentionDims
     buffer: Buffer
     scales: Buffer | None  # of types that have them
     table: Buffer  # int32 (sequences, pages)
 
 
 @dataclass(frozen=True)
-class AttentionParts:
+class SplitAttention:
     """Attention's result in parts, for the product that reads it (parts.cuh)."""
 
-    heads: KernelHeads
+    heads: AttentionDims
     splits: int
     part: Buffer
     part_ml: Buffer
     warps: int = ALONE_WARPS  # of a block
 
     @property
-    def most_parts_for_reader(self) -> int:
+    def most_splits_combined_by_reader(self) -> int:
         """Splits that the reader combines: of gated heads none, whose gates are here."""
         return 1 if self.heads.attention.gated else FEW
 

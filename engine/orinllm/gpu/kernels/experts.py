@@ -14,7 +14,7 @@ from orinllm.gpu.device import gemv_blocks_per_sm, multiprocessor_count
 from orinllm.gpu.kernels.buffers import ceil_div
 from orinllm.gpu.kernels.gemv import gemv_constants, plan_gemv, shared_memory_bytes
 from orinllm.gpu.kernels.rows import NormWeights, count_most_and_arguments, element_grid
-from orinllm.gpu.kernels.tile import Tile
+from orinllm.gpu.kernels.tile import GemmTile
 from orinllm.gpu.launch import (
     ROW_THREADS,
     Constants,
@@ -259,7 +259,7 @@ def combine_experts_launch(
 # ---- rows of halves, of a chunk or of a batch: cuda/moe_prompt.cu
 
 # Of a block: 64 pairs at most, as an expert of a chunk has few.
-_TILE = Tile(2, 8, 4, 1, 3)
+_TILE = GemmTile(2, 8, 4, 1, 3)
 # Threads of the block that groups, and the experts that it can tell apart.
 _GROUP_THREADS = 1024
 

@@ -8,7 +8,7 @@ from tinygrad.device import Buffer
 
 from orinllm.gpu.device import multiprocessor_count
 from orinllm.gpu.kernels.buffers import PackedMatrix, ceil_div, chunk_capacity
-from orinllm.gpu.kernels.tile import PIECE, Tile, choose_piece_tile, choose_tile
+from orinllm.gpu.kernels.tile import SMALL_TILE, GemmTile, choose_small_chunk_tile, choose_tile
 from orinllm.gpu.launch import Argument, Constants, Launch
 
 #: The multiple that columns must be (tile.cuh).
@@ -120,7 +120,7 @@ def chunk_product_launches(product: RowProduct) -> Iterator[Launch]:
         yield tiled_product_launch(group, tile)
 
 
-def tiles_of_product(product: RowProduct, most: int) -> tuple[Tile, ...]:
+def tiles_of_product(product: RowProduct, most: int) -> tuple[GemmTile, ...]:
     """Return the tile of each launch of a product of so many rows at most."""
     sms = multiprocessor_count(product.out.device)
     return tuple(
@@ -137,23 +137,24 @@ class SplitScratch:
 
     @staticmethod
     def buffer_sizes(multiprocessors: int) -> tuple[int, int]:
-        """Return the elements of `sums` and of `arrived` for pieces."""
-        blocks = PIECE.per_sm * multiprocessors
-        return blocks * PIECE.rows * PIECE.tokens, blocks
+        """Return the elements of `sums` and of `arrived` for small chunks."""
+        blocks = SMALL_TILE.per_sm * multiprocessors
+        return blocks * SMALL_TILE.rows * SMALL_TILE.tokens, blocks
 
 
-def piece_product_launches(product: RowProduct, splits: SplitScratch) -> Iterator[Launch]:
-    """Yield the launches of a product of a piece, PIECE_TOKENS at most."""
+def small_chunk_product_launches(product: RowProduct, splits: SplitScratch) -> Iterator[Launch]:
+    """Yield the launches of a small chunk's product, SMALL_CHUNK_TOKENS at most."""
     sms = multiprocessor_count(product.out.device)
     for group in group_matrices_by_type(product):
         _, blocks = group.part_initialisers_and_blocks(
-            PIECE.rows // 2 if product.is_gated else PIECE.rows
+            SMALL_TILE.rows // 2 if product.is_gated else SMALL_TILE.rows
         )
-        yield tiled_product_launch(group, choose_piece_tile(sms, blocks, group.shape[1]), splits)
+        tile = choose_small_chunk_tile(sms, blocks, group.shape[1])
+        yield tiled_product_launch(group, tile, splits)
 
 
 def tiled_product_launch(
-    group: SameTypeMatrices, tile: Tile, splits: SplitScratch | None = None
+    group: SameTypeMatrices, tile: GemmTile, splits: SplitScratch | None = None
 ) -> Launch:
     """Return the launch of a chunk's product in tiles of one kind; `splits` where it has some."""
     product, (rows, cols) = group.product, group.shape

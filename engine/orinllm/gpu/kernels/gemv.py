@@ -12,9 +12,9 @@ from orinllm.gpu.kernels.buffers import (
     FEW,
     PAGE,
     SHARED_MEMORY,
-    AttentionParts,
     LayerKvCache,
     PackedMatrix,
+    SplitAttention,
     ceil_div,
     round_up,
 )
@@ -74,7 +74,7 @@ class GemvProduct:
     sequences: int = 1
     first_row: int = 0  # of out
     stride: int = 0  # floats of a sequence's row of out
-    parts: AttentionParts | None = None  # what x may still be in
+    parts: SplitAttention | None = None  # what x may still be in
     ahead: LayerKvCache | None = None  # what the next kernel reads
     tail: ArgmaxTailScratch | None = None
 

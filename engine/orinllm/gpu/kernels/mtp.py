@@ -10,7 +10,7 @@ from orinllm.gpu.launch import ROW_THREADS, Constants, Given, Launch, make_launc
 
 
 @dataclass(frozen=True)
-class TokenRows:
+class TokenPlaces:
     """Rows of a list, and where its tokens are: `count` of them, or a chunk; `at`; their pages."""
 
     count: int | Buffer
@@ -36,7 +36,7 @@ class TokenRows:
         return {"const int* at": self.at, "const int* table": self.table}
 
 
-def keep_hidden_states_launch(left: Buffer, x: Buffer, tokens: TokenRows) -> Launch:
+def keep_hidden_states_launch(left: Buffer, x: Buffer, tokens: TokenPlaces) -> Launch:
     """Return left = x, each row where its token's keys and values are."""
     cols = x.size // tokens.most_rows
     given = {"float* left": left, "const float* x": x} | tokens.arguments
@@ -49,7 +49,7 @@ def join_normed_launch(
     rows: tuple[Buffer, Buffer],
     norms: tuple[Buffer, Buffer, Buffer],
     eps: float,
-    tokens: TokenRows,
+    tokens: TokenPlaces,
 ) -> Launch:
     """Return out = embeddings, and beside them what a model's last norm makes of `rows[1]`.
 

@@ -107,7 +107,7 @@ def _chunk_rows_launch(kernel: str, x: Buffer, rows: Buffer, chunk: Buffer, n: i
     return make_rows_launch(kernel, cols, row_constants(cols), given, (), element_grid(cols, n))
 
 
-def add_pictures_launch(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
+def add_deepstack_rows_launch(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
     """Return x += rows, both (tokens, cols), where a chunk's tokens are rows of pictures."""
     return _chunk_rows_launch("embed.cu add_pictures", x, rows, chunk, chunk_capacity(chunk))
 

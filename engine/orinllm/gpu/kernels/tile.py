@@ -10,7 +10,7 @@ _ROWS, _TOKENS = 16, 8
 
 
 @dataclass(frozen=True)
-class Tile:
+class GemmTile:
     """A block's part of a product.
 
     A warp has `row_tiles` times 16 rows (half as many of each matrix where two are gated) and
@@ -57,10 +57,10 @@ class Tile:
 
 #: From the largest, which turns each weight into halves least often, to the smallest.
 TILES = (
-    Tile(2, 16, 4, 1, 2),
-    Tile(2, 8, 4, 1, 3),
-    Tile(2, 8, 2, 2, 2),
-    Tile(1, 8, 4, 2, 2),
+    GemmTile(2, 16, 4, 1, 2),
+    GemmTile(2, 8, 4, 1, 3),
+    GemmTile(2, 8, 2, 2, 2),
+    GemmTile(1, 8, 4, 2, 2),
 )
 # Blocks for each multiprocessor from which on a tile is worth its size: by timing all of them for
 # the matrices of 1B and 8B on an H200 (docs/measure/performance.md). 1.9 rather than 2: 256
@@ -69,25 +69,25 @@ _ENOUGH = 1.9
 
 #: Tokens of the largest tile.
 TILE_TOKENS = TILES[0].tokens
-#: Tokens of a small piece of a prompt, which is one tile wide.
-PIECE_TOKENS = 64
+#: Tokens of a small chunk of a prompt, which is one tile wide.
+SMALL_CHUNK_TOKENS = 64
 #: Its tile, of which four share a multiprocessor: by shared memory no more would fit.
-PIECE = Tile(1, 8, 4, 1, 4, stages=4)
+SMALL_TILE = GemmTile(1, 8, 4, 1, 4, stages=4)
 # Columns that a block of several has at least: a segment of K-quants (cuda/tile.cuh).
 _SPLIT_COLUMNS = 256
 
 
-def choose_tile(multiprocessors: int, rows: int, tokens: int) -> Tile:
+def choose_tile(multiprocessors: int, rows: int, tokens: int) -> GemmTile:
     """Return the largest tile of which there are enough to keep every multiprocessor busy."""
 
-    def blocks(tile: Tile) -> int:
+    def blocks(tile: GemmTile) -> int:
         return ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens)
 
     return next((t for t in TILES if blocks(t) >= _ENOUGH * multiprocessors), TILES[-1])
 
 
-def choose_piece_tile(multiprocessors: int, row_blocks: int, cols: int) -> Tile:
-    """Return the tile of a piece: as many blocks share its columns as fill the machine."""
+def choose_small_chunk_tile(multiprocessors: int, row_blocks: int, cols: int) -> GemmTile:
+    """Return the tile of a small chunk: as many blocks share its columns as fill the machine."""
     segments = ceil_div(cols, _SPLIT_COLUMNS)
-    most = max(1, PIECE.per_sm * multiprocessors // row_blocks)
-    return replace(PIECE, splits=ceil_div(segments, ceil_div(segments, most)))
+    most = max(1, SMALL_TILE.per_sm * multiprocessors // row_blocks)
+    return replace(SMALL_TILE, splits=ceil_div(segments, ceil_div(segments, most)))

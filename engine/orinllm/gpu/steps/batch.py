@@ -28,7 +28,7 @@ class BatchLowering(RowLowering):
         super().__init__(memory, sequences)
         self.sequences, n = sequences, sequences
         self._normed = self.float16_buffer("normed", memory.config.dim)  # of the head
-        heads = {layer: memory.layer_heads(layer, n) for layer in memory.config.attention_by_layer}
+        heads = {i: memory.attention_dims(i, n) for i in memory.config.attention_by_layer}
         self._splits = {layer: most_splits(memory.device, h) for layer, h in heads.items()}
         self._parts = AttentionScratch(memory, heads, self._splits)
         self._head = logits_matrix(memory)
@@ -54,7 +54,7 @@ class BatchLowering(RowLowering):
             lambda x: embed_tokens_launch(table, x, self.state, n, config.embedding_scale)
         )
         for i in range(len(config.layers)):
-            yield from itertools.chain(*self.lower_layer_in_two(i))
+            yield from itertools.chain(*self.lower_layer_split_at_last_store(i))
         yield from self.lower_kept_hidden_states()
         norm = NormWeights(memory.weights.vector(f"{config.final_norm}.weight"), config.norm_eps)
         yield norm_rows_launch(norm, self._normed, self.residual, n)
@@ -74,5 +74,5 @@ class BatchLowering(RowLowering):
     def lower_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield attention of each sequence at its own position."""
         inputs = self.attention_inputs(layer, step)
-        parts = self._parts.parts_for_layer(inputs.cache.heads, self._splits[layer])
+        parts = self._parts.split_attention_of_layer(inputs.cache.heads, self._splits[layer])
         yield token_attention_launch(self._values[step.out_name], inputs, parts, self.state)

@@ -15,12 +15,12 @@ from tinygrad.dtype import DType
 from orinllm.gpu.kernels.attention import AttentionInputs
 from orinllm.gpu.kernels.buffers import (
     ALONE_WARPS,
-    AttentionParts,
-    KernelHeads,
+    AttentionDims,
     LayerKvCache,
     PackedMatrix,
+    SplitAttention,
 )
-from orinllm.gpu.kernels.mtp import TokenRows, join_normed_launch, keep_hidden_states_launch
+from orinllm.gpu.kernels.mtp import TokenPlaces, join_normed_launch, keep_hidden_states_launch
 from orinllm.gpu.kernels.rows import (
     NormWeights,
     activation_launch,
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WantedProduct:
-    """The product that kernels are to make: out = mode(W x) (epilogue.cuh)."""
+class ProductEpilogue:
+    """The end of a product, and where it goes: out = mode(W x) (epilogue.cuh)."""
 
     mode: str  # STORE, ADD or GATED
     out: Buffer
@@ -152,7 +152,7 @@ class Lowering(ABC):
         return StatePlaces(states, stride, self.slots, self.at, self.count)
 
     @abstractmethod
-    def lower_product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
+    def lower_product(self, layer: int, step: Step, wanted: ProductEpilogue) -> Iterator[Launch]:
         """Yield the launches of a step's matrices."""
 
     def lower_before_attention(self, layer: int, step: Step) -> Iterator[Launch]:
@@ -167,11 +167,11 @@ class Lowering(ABC):
     def lower_experts(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield x += a layer's mixture of experts, or its value = that."""
 
-    def lower_pictures(self, part: int) -> Iterator[Launch]:
+    def lower_deepstack_rows(self, part: int) -> Iterator[Launch]:
         """Yield x += what rows of pictures have beside their embeddings; tokens are none."""
         return iter(())
 
-    def lower_layer_in_two(self, layer: int) -> tuple[list[Launch], list[Launch]]:
+    def lower_layer_split_at_last_store(self, layer: int) -> tuple[list[Launch], list[Launch]]:
         """Return a layer's launches up to the last that keeps something, and those behind it."""
         launches, kept, config = list[Launch](), 0, self.memory.config
         for step in config.layers[layer].steps:
@@ -186,7 +186,7 @@ class Lowering(ABC):
                 case MixExperts():
                     launches += self.lower_experts(layer, step)
                 case AddDeepstackRows(part):
-                    launches += self.lower_pictures(part)
+                    launches += self.lower_deepstack_rows(part)
                 case Activate() as operation:
                     launches.append(self._activation_launch(layer, operation))
                 case ScaleResidual(weight):
@@ -270,7 +270,7 @@ class Lowering(ABC):
             (embedded, memory.left.rows if in_pages else self.residual),
             (own, memory.left.norm if in_pages else last, behind),
             config.norm_eps,
-            TokenRows(self.count, self.at, self.cache_view[1]),
+            TokenPlaces(self.count, self.at, self.cache_view[1]),
         )
         yield from self.lower_plain_product(
             memory.weights.matrix(config.joined), self.residual, joined
@@ -281,7 +281,7 @@ class Lowering(ABC):
         left = self.memory.left
         if left is not None and self.memory.config.joined is None:
             yield keep_hidden_states_launch(
-                left.rows, self.residual, TokenRows(self.count, self.at, self.cache_view[1])
+                left.rows, self.residual, TokenPlaces(self.count, self.at, self.cache_view[1])
             )
 
     def _lower_linear(self, layer: int, step: Step) -> Iterator[Launch]:
@@ -290,10 +290,10 @@ class Lowering(ABC):
             activation, out = step.gate.activation.name, self._values[step.out_name]
             if can_gate_together(self.step_matrices(layer, step)):
                 yield from self.lower_product(
-                    layer, step, WantedProduct("GATED", out, activation=activation)
+                    layer, step, ProductEpilogue("GATED", out, activation=activation)
                 )
                 return
-            aside = WantedProduct("STORE", self._aside, activation=activation)
+            aside = ProductEpilogue("STORE", self._aside, activation=activation)
             yield from self.lower_product(layer, step, aside)
             hidden = self.memory.config.layers[layer].value_widths(self.memory.config.dim)[
                 step.out_name
@@ -301,18 +301,18 @@ class Lowering(ABC):
             yield gate_launch(out, self._aside, hidden, activation, self.count)
         elif step.add is None:
             yield from self.lower_product(
-                layer, step, WantedProduct("STORE", self._values[step.out_name])
+                layer, step, ProductEpilogue("STORE", self._values[step.out_name])
             )
         elif step.add.by is not None:
-            yield from self.lower_product(layer, step, WantedProduct("STORE", self._aside))
+            yield from self.lower_product(layer, step, ProductEpilogue("STORE", self._aside))
             by = self._values[step.add.by]
             yield add_gated_launch(self.residual, self._aside, by, step.add.scale, self.count)
         elif step.post is None:
             yield from self.lower_product(
-                layer, step, WantedProduct("ADD", self.residual, step.add.scale)
+                layer, step, ProductEpilogue("ADD", self.residual, step.add.scale)
             )
         else:
-            yield from self.lower_product(layer, step, WantedProduct("STORE", self._aside))
+            yield from self.lower_product(layer, step, ProductEpilogue("STORE", self._aside))
             norm = self.memory.norm_weights(layer, step.post)
             yield add_normed_launch(norm, self.residual, self._aside, step.add.scale, self.count)
 
@@ -354,7 +354,7 @@ class AttentionScratch:
     """Scratch for the parts of a token's attention, of the layer that needs most of it."""
 
     def __init__(
-        self, memory: ModelMemory, heads: dict[int, KernelHeads], splits: dict[int, int]
+        self, memory: ModelMemory, heads: dict[int, AttentionDims], splits: dict[int, int]
     ) -> None:
         counts = {
             layer: h.sequences * h.attention.heads * splits[layer] for layer, h in heads.items()
@@ -365,11 +365,11 @@ class AttentionScratch:
             memory.allocate_scratch(2 * max(counts.values())),
         )
 
-    def parts_for_layer(
-        self, heads: KernelHeads, splits: int, warps: int = ALONE_WARPS
-    ) -> AttentionParts:
+    def split_attention_of_layer(
+        self, heads: AttentionDims, splits: int, warps: int = ALONE_WARPS
+    ) -> SplitAttention:
         """Return the parts of one layer."""
-        return AttentionParts(heads, splits, self._part, self._part_ml, warps)
+        return SplitAttention(heads, splits, self._part, self._part_ml, warps)
 
 
 def can_gate_together(weights: tuple[PackedMatrix, ...]) -> bool:

@@ -83,7 +83,7 @@ class MixtureLowering:
         )
         return weights.router(f"{prefix}ffn_gate_inp", norm, experts), chosen, scratch
 
-    def lower_tokens(
+    def lower_per_token(
         self, layer: int, step: Step, x: Buffer, to: Buffer, state: Buffer
     ) -> Iterator[Launch]:
         """Yield to += the mixture of x, for a token of each sequence that is not idle.
@@ -97,7 +97,7 @@ class MixtureLowering:
         factor = step.add.scale if step.add else None
         yield combine_experts_launch(to, scratch.parts, chosen.experts.used, factor, self._tokens)
 
-    def lower_rows(
+    def lower_grouped_by_expert(
         self,
         layer: int,
         step: Step,
@@ -105,7 +105,7 @@ class MixtureLowering:
         count: int | Buffer,
         state: Buffer | None = None,
     ) -> Iterator[Launch]:
-        """Yield to += the mixture of x for `count` rows, as `lower_tokens`.
+        """Yield to += the mixture of x for `count` rows, as `lower_per_token`.
 
         `rows` are x, its norm in halves, and `to`. Those that `state` has as idle are left out.
         """

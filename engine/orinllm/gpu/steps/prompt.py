@@ -17,10 +17,10 @@ from orinllm.gpu.kernels.gemm import (
     RowProduct,
     SplitScratch,
     chunk_product_launches,
-    piece_product_launches,
+    small_chunk_product_launches,
 )
-from orinllm.gpu.kernels.rows import add_pictures_launch, embed_chunk_launch
-from orinllm.gpu.kernels.tile import PIECE_TOKENS
+from orinllm.gpu.kernels.rows import add_deepstack_rows_launch, embed_chunk_launch
+from orinllm.gpu.kernels.tile import SMALL_CHUNK_TOKENS
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import ModelMemory
 from orinllm.gpu.steps.rows import RowLowering
@@ -54,7 +54,7 @@ class ChunkLowering(RowLowering):
         self.at, self.cache_view = self.chunk, (1, self.table)
         widest = max(attention.q_width for attention in memory.config.attention_by_layer.values())
         self._q = memory.allocate_scratch(most * widest, dtypes.uint16)
-        layers = [self.lower_layer_in_two(i) for i in range(len(memory.config.layers))]
+        layers = [self.lower_layer_split_at_last_store(i) for i in range(len(memory.config.layers))]
         keys, rest = layers.pop()
         whole = [kept + behind for kept, behind in layers]
         first, end = (*self.lower_input(self._embed_launch),), (*self.lower_kept_hidden_states(),)
@@ -68,9 +68,9 @@ class ChunkLowering(RowLowering):
         table = self.memory.weights.matrix("token_embd")
         return embed_chunk_launch(table, x, self.chunk, self.memory.config.embedding_scale)
 
-    def lower_pictures(self, part: int) -> Iterator[Launch]:
+    def lower_deepstack_rows(self, part: int) -> Iterator[Launch]:
         """See `Lowering`."""
-        yield add_pictures_launch(self.residual, self.beside[part], self.chunk)
+        yield add_deepstack_rows_launch(self.residual, self.beside[part], self.chunk)
 
     def product_launches(self, product: RowProduct) -> Iterator[Launch]:
         """Yield tiles of many tokens."""
@@ -88,8 +88,8 @@ class ChunkLowering(RowLowering):
         )
 
 
-class PieceLowering(ChunkLowering):
-    """The same of PIECE_TOKENS at most, which others' next tokens wait for.
+class SmallChunkLowering(ChunkLowering):
+    """The same of SMALL_CHUNK_TOKENS at most, which others' next tokens wait for.
 
     Tiles are small, and blocks share columns. `table` and `slots` are those of the list of chunks.
     """
@@ -98,8 +98,8 @@ class PieceLowering(ChunkLowering):
         memory = chunk.memory
         sums, arrived = SplitScratch.buffer_sizes(multiprocessor_count(memory.device))
         self._splits = SplitScratch(memory.allocate_scratch(sums), memory.zeroed_ints(arrived))
-        super().__init__(memory, PIECE_TOKENS, chunk)
+        super().__init__(memory, SMALL_CHUNK_TOKENS, chunk)
 
     def product_launches(self, product: RowProduct) -> Iterator[Launch]:
-        """Yield tiles of a piece."""
-        return piece_product_launches(product, self._splits)
+        """Yield tiles of few tokens."""
+        return small_chunk_product_launches(product, self._splits)

@@ -13,7 +13,7 @@ from orinllm.gpu.kernels.gemm import RowProduct
 from orinllm.gpu.kernels.rows import norm_rows_launch, to_float16_launch
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import ModelMemory
-from orinllm.gpu.steps.lowering import Lowering, WantedProduct
+from orinllm.gpu.steps.lowering import Lowering, ProductEpilogue
 from orinllm.network.layer import Linear, Step, X
 
 # X in halves, for products that no norm comes before.
@@ -51,7 +51,7 @@ class RowLowering(Lowering):
     def product_launches(self, product: RowProduct) -> Iterator[Launch]:
         """Yield the launches of a product."""
 
-    def lower_product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
+    def lower_product(self, layer: int, step: Step, wanted: ProductEpilogue) -> Iterator[Launch]:
         """Yield the norm before a step, if it has one, and its product."""
         yield from self._lower_norm_before(layer, step)
         plain, source = step.norm is None and step.source == X, step.source
@@ -97,4 +97,5 @@ class RowLowering(Lowering):
         assert step.norm is not None
         yield from self._lower_norm_before(layer, step)
         rows = self.residual, self._values[step.norm.out], self._values[step.out_name]
-        yield from self.mixture_lowering.lower_rows(layer, step, rows, self.count, self.idle_state)
+        lower = self.mixture_lowering.lower_grouped_by_expert
+        yield from lower(layer, step, rows, self.count, self.idle_state)

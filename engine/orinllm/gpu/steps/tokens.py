@@ -18,13 +18,13 @@ from orinllm.gpu.kernels.attention import (
     token_attention_launch,
     warps_beside_gemvs,
 )
-from orinllm.gpu.kernels.buffers import PAGE, AttentionParts, PackedMatrix
+from orinllm.gpu.kernels.buffers import PAGE, PackedMatrix, SplitAttention
 from orinllm.gpu.kernels.gemv import ArgmaxTailScratch, GemvProduct, gemv_launches
 from orinllm.gpu.kernels.joined_launches import join_neighbouring_launches
 from orinllm.gpu.kernels.rows import embed_tokens_launch
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import ModelMemory
-from orinllm.gpu.steps.lowering import AttentionScratch, Lowering, WantedProduct, logits_matrix
+from orinllm.gpu.steps.lowering import AttentionScratch, Lowering, ProductEpilogue, logits_matrix
 from orinllm.network.layer import Attend, Recurrence, Step, state_inputs
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class TokenLowering(Lowering):
         super().__init__(memory, sequences, dtypes.float32)
         self.sequences, self._together = sequences, together
         config, n = memory.config, sequences
-        heads = {layer: memory.layer_heads(layer, n) for layer in config.attention_by_layer}
-        split = {layer: memory.layer_heads(layer, 1) for layer in heads} if together else heads
+        heads = {layer: memory.attention_dims(layer, n) for layer in config.attention_by_layer}
+        split = {layer: memory.attention_dims(layer, 1) for layer in heads} if together else heads
         self._warps = {layer: warps_beside_gemvs(memory.device, h) for layer, h in split.items()}
         self._splits = {
             layer: most_splits(memory.device, h, self._warps[layer]) for layer, h in split.items()
         }
         self._parts = AttentionScratch(memory, heads, self._splits)
-        self._left: dict[str, AttentionParts] = {}  # in parts, of the layer that is lowered
+        self._left: dict[str, SplitAttention] = {}  # in parts, of the layer that is lowered
         goes_back = together and memory.states is not None
         self.passed = memory.zeroed_ints(2 + n) if goes_back else None
         self.keep: list[Launch] = []
@@ -69,7 +69,7 @@ class TokenLowering(Lowering):
         self.table = memory.zeroed_ints(n * memory.context // PAGE)
         self.at, self.cache_view = self.state, (n, self.table)
         layers = range(len(config.layers))
-        apart = [(*itertools.chain(*self.lower_layer_in_two(i)),) for i in layers]
+        apart = [(*itertools.chain(*self.lower_layer_split_at_last_store(i)),) for i in layers]
         signals = memory.zeroed_ints(sum(map(len, apart)))
         self._tail = ArgmaxTailScratch(
             memory.allocate_scratch(n * blocks),
@@ -93,10 +93,10 @@ class TokenLowering(Lowering):
         self.ending = (*last, *self.lower_kept_hidden_states(), *self._lower_output_head())
         self.launches = (*first, *itertools.chain(*before), *self.ending)
 
-    def lower_layer_in_two(self, layer: int) -> tuple[list[Launch], list[Launch]]:
+    def lower_layer_split_at_last_store(self, layer: int) -> tuple[list[Launch], list[Launch]]:
         """See `Lowering`; what states are made of outlasts the other layers, for `keep`."""
         if self.passed is None:
-            return super().lower_layer_in_two(layer)
+            return super().lower_layer_split_at_last_store(layer)
         operations = self.memory.config.layers[layer].operations
         kept = [op for op in operations if isinstance(op, Recurrence)]
         given = {name for op in kept for name in state_inputs(op)} - {op.out for op in kept}
@@ -106,7 +106,7 @@ class TokenLowering(Lowering):
         )
         for name in given:
             self._values[name] = self.memory.allocate_scratch(self.sequences * widths[name])
-        launches = super().lower_layer_in_two(layer)
+        launches = super().lower_layer_split_at_last_store(layer)
         self._values |= shared
         return launches
 
@@ -138,7 +138,7 @@ class TokenLowering(Lowering):
         )
         yield from gemv_launches(memory.device, head)
 
-    def lower_product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
+    def lower_product(self, layer: int, step: Step, wanted: ProductEpilogue) -> Iterator[Launch]:
         """Yield GEMVs, which norm what they read, and combine attention's parts."""
         product = GemvProduct(
             step.operation.out,
@@ -179,10 +179,10 @@ class TokenLowering(Lowering):
     def lower_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield attention of each sequence at its own position, whose parts its reader combines."""
         inputs = self.attention_inputs(layer, step)
-        parts = self._parts.parts_for_layer(
+        parts = self._parts.split_attention_of_layer(
             inputs.cache.heads, self._splits[layer], self._warps[layer]
         )
-        if parts.most_parts_for_reader > 1:
+        if parts.most_splits_combined_by_reader > 1:
             self._left[step.out_name] = parts
         else:
             self._left.pop(step.out_name, None)
@@ -191,7 +191,7 @@ class TokenLowering(Lowering):
 
     def lower_experts(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield the mixture of each token of a sequence that is not idle."""
-        return self.mixture_lowering.lower_tokens(
+        return self.mixture_lowering.lower_per_token(
             layer, step, self.residual, self._values[step.out_name], self.state
         )
 

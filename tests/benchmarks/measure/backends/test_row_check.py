@@ -154,7 +154,7 @@ def test_a_stale_page_of_a_long_text_shows(
 
         def placed(executor: FusedExecutor, pages: Sequence[int], states: int = 0) -> None:
             table(executor, other(pages), states)
-            executor.decoder_for().set_pages([pages])
+            executor.find_or_make_decoder().set_pages([pages])
 
         monkeypatch.setattr(FusedExecutor, "set_pages", placed)
     runner = FusedRunner(load_emulated(tiny_path, 192, pages=4), 1)
@@ -184,8 +184,8 @@ def test_tokens_are_drawn_as_the_row_says(least_path: Path, sampling: str) -> No
     class Other(Faulty):
         """Draws the most likely token, or the second one."""
 
-        def collect_tokens(self) -> Any:
-            self._real.collect_tokens()
+        def wait_for_tokens(self) -> Any:
+            self._real.wait_for_tokens()
             order = np.argsort(-np.array(self._real.last_logits()[0]))
             return [DrawnTokens(int(order[int(sampling == "temperature=0")]))]
 

@@ -43,7 +43,7 @@ class FakeRunner:
         self.calls.append(("step", [row.token for row in rows], [row.position for row in rows]))
         self.rows = list(rows)
 
-    def collect_tokens(self) -> list[DrawnTokens]:
+    def wait_for_tokens(self) -> list[DrawnTokens]:
         self.calls.append("token")
         return [DrawnTokens(7)] * len(self.rows)
 
@@ -104,13 +104,13 @@ def test_the_clock_starts_where_the_first_counted_token_does(
     runner: TinygradRunner, fake: FakeRunner, monkeypatch: Patch
 ) -> None:
     """A step of 1000 ns, by a clock that only the model moves."""
-    now, collect = [0], fake.collect_tokens
+    now, collect = [0], fake.wait_for_tokens
 
     def slow() -> list[DrawnTokens]:
         now[0] += 1000
         return collect()
 
-    monkeypatch.setattr(fake, "collect_tokens", slow)
+    monkeypatch.setattr(fake, "wait_for_tokens", slow)
     monkeypatch.setattr(
         "orinbench.measure.backends.timed_models.time.perf_counter_ns", lambda: now[0]
     )
@@ -160,13 +160,13 @@ def test_several_sequences_are_timed_together(runner: TinygradRunner, fake: Fake
 def test_logits_that_are_no_numbers_are_said(
     runner: TinygradRunner, fake: FakeRunner, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(fake, "collect_tokens", lambda: [DrawnTokens(-1)])
+    monkeypatch.setattr(fake, "wait_for_tokens", lambda: [DrawnTokens(-1)])
     assert not runner.time_repetition(Case(0, 2, 0), seed=5).finite
 
     def gone() -> list[DrawnTokens]:
         raise OSError("the device is gone")
 
-    monkeypatch.setattr(fake, "collect_tokens", gone)
+    monkeypatch.setattr(fake, "wait_for_tokens", gone)
     with pytest.raises(OSError, match="the device is gone"):
         runner.time_repetition(Case(0, 2, 0), seed=5)
 

@@ -30,11 +30,11 @@ from orinllm.gpu.kernels.buffers import (
     FEW,
     PAGE,
     Q8_0,
-    AttentionParts,
-    KernelHeads,
+    AttentionDims,
     KvCacheType,
     LayerKvCache,
     PackedMatrix,
+    SplitAttention,
 )
 from orinllm.gpu.kernels.gemv import GemvProduct, gemv_launches
 from orinllm.gpu.kernels.joined_launches import join_neighbouring_launches
@@ -131,7 +131,7 @@ class Layer:
         self, case: Case, rng: np.random.Generator, start: int, context: int, sequences: int = 1
     ) -> None:
         self.case, self.rng = case, rng
-        self.heads = KernelHeads(case.attention(), context, sequences, case.kv_type)
+        self.heads = AttentionDims(case.attention(), context, sequences, case.kv_type)
         pages = context // PAGE
         self.table = rng.permutation(sequences * pages).astype(np.int32).reshape(sequences, pages)
         shape = (sequences * pages, 2, case.kv, PAGE, case.dim)
@@ -227,9 +227,9 @@ class Layer:
                     assert (off <= 1e-3 * np.abs(want) + 1e-5).all()
 
 
-def parts_of(layer: Layer, splits: int) -> AttentionParts:
+def parts_of(layer: Layer, splits: int) -> SplitAttention:
     rows = layer.heads.sequences * layer.heads.attention.heads * splits
-    return AttentionParts(layer.heads, splits, unset(rows, layer.case.dim), unset(rows, 2))
+    return SplitAttention(layer.heads, splits, unset(rows, layer.case.dim), unset(rows, 2))
 
 
 def state_of(layer: Layer, positions: list[int]) -> Buffer:

@@ -195,7 +195,7 @@ class Slots:
     """Slots of one decoder, whose sequences begin alike: PROMPT's keys and values in each."""
 
     def __init__(self, executor: FusedExecutor, sequences: int) -> None:
-        self.executor, self.decoder = executor, executor.decoder_for(sequences)
+        self.executor, self.decoder = executor, executor.find_or_make_decoder(sequences)
         pool = executor.memory.pages
         # Scattered, and none of the last two, which hold what is copied.
         order = [p * 7 % (pool - 2) for p in range(2 * sequences)]
@@ -321,8 +321,8 @@ def test_a_pool_of_pages(synthetic: Synthetic) -> None:
 def test_bad_batches_and_pages_are_refused(emulated: Load, synthetic: Synthetic) -> None:
     executor = emulated(synthetic("tiny", "F16"), 128, 1)  # a pool below one context
     with pytest.raises(ValueError, match="33 sequences; a batch has 1 to 32"):
-        executor.decoder_for(33)
-    decoder = executor.decoder_for()
+        executor.find_or_make_decoder(33)
+    decoder = executor.find_or_make_decoder()
     with pytest.raises(ValueError, match="pages 0 to 1 of a pool of 1"):
         decoder.set_slot_pages(0, [0, 1])
     with pytest.raises(ValueError, match=f"3 pages; a sequence of {2 * PAGE} tokens has 2"):

@@ -22,16 +22,16 @@ from orinllm.gpu.kernels.gemm import (
     group_matrices_by_type,
     tiled_product_launch,
 )
-from orinllm.gpu.kernels.tile import PIECE_TOKENS, Tile, choose_piece_tile
+from orinllm.gpu.kernels.tile import SMALL_CHUNK_TOKENS, GemmTile, choose_small_chunk_tile
 from orinllm.gpu.launch import LaunchGraph
 
 pytestmark = pytest.mark.usefixtures("emulation")
 NAMED = {t.name: t for t in TYPES}
-SMALL = Tile(1, 4, 1, 1, 2)
+SMALL = GemmTile(1, 4, 1, 1, 2)
 # A half of the largest, in both directions, and ranks of k; few warps, for the emulation's sake.
 TILES = [
-    *(Tile(2, 16, 1, 1, 2), Tile(2, 8, 1, 2, 2), Tile(1, 8, 2, 2, 2), Tile(1, 4, 1, 4, 2)),
-    *(Tile(1, 8, 2, 1, 2, stages=4), Tile(1, 4, 1, 2, 2, stages=4)),
+    *(GemmTile(*x) for x in ((2, 16, 1, 1, 2), (2, 8, 1, 2, 2), (1, 8, 2, 2, 2), (1, 4, 1, 4, 2))),
+    *(GemmTile(1, 8, 2, 1, 2, stages=4), GemmTile(1, 4, 1, 2, 2, stages=4)),
 ]
 
 
@@ -53,7 +53,7 @@ class Matrix:
 def multiply(
     rng: np.random.Generator,
     matrices: list[Matrix],
-    tile: Tile,
+    tile: GemmTile,
     tokens: int,
     mode: str = "STORE",
     x: Array | None = None,
@@ -120,7 +120,7 @@ def test_weights_are_the_halves_that_the_gate_knows(name: str, rng: np.random.Ge
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("name", ["Q6_K", "Q8_0"])
-def test_every_tile(name: str, tile: Tile, rng: np.random.Generator) -> None:
+def test_every_tile(name: str, tile: GemmTile, rng: np.random.Generator) -> None:
     """Ranks of k with unequal segments, one of them with none; a few tokens in the last tile."""
     cols = 768 if name == "Q6_K" else 320
     matrix = Matrix.random(rng, NAMED[name], tile.rows + 5, cols)
@@ -139,7 +139,7 @@ def test_every_tile(name: str, tile: Tile, rng: np.random.Generator) -> None:
 def test_blocks_that_share_columns(
     name: str, cols: int, mode: str, splits: int, rng: np.random.Generator
 ) -> None:
-    tile = Tile(1, 8, 2, 1, 2, stages=4, splits=splits)
+    tile = GemmTile(1, 8, 2, 1, 2, stages=4, splits=splits)
     matrices = [Matrix.random(rng, NAMED[name], 37, cols) for _ in range(1 + (mode == "GATED"))]
     got, before, x = multiply(rng, matrices, tile, 43, mode)
     if mode == "GATED":
@@ -153,7 +153,7 @@ def test_blocks_that_share_columns(
 @pytest.mark.parametrize("tokens", [1, 16, 17, 33, 64])
 def test_tokens(tokens: int, rng: np.random.Generator) -> None:
     matrix = Matrix.random(rng, NAMED["Q4_K"], 32, 256)
-    got, _, x = multiply(rng, [matrix], Tile(2, 8, 1, 1, 2), tokens)
+    got, _, x = multiply(rng, [matrix], GemmTile(2, 8, 1, 1, 2), tokens)
     expect(got, x, matrix.values)
 
 
@@ -174,8 +174,8 @@ def test_added(rng: np.random.Generator) -> None:
     expect((got - before) / 8, x, matrix.values)
 
 
-@pytest.mark.parametrize("tile", [Tile(2, 4, 1, 1, 2), Tile(1, 8, 2, 2, 2)], ids=str)
-def test_gated(tile: Tile, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("tile", [GemmTile(2, 4, 1, 1, 2), GemmTile(1, 8, 2, 2, 2)], ids=str)
+def test_gated(tile: GemmTile, rng: np.random.Generator) -> None:
     pair = [Matrix.random(rng, NAMED["Q8_0"], 27, 256) for _ in range(2)]
     got, _, x = multiply(rng, pair, tile, 37, "GATED")
     gate, up = (x.astype(np.float64) @ m.values.T for m in pair)
@@ -194,7 +194,7 @@ def test_gated(tile: Tile, rng: np.random.Generator) -> None:
     ],
 )
 def test_blocks_share_columns_to_fill_a_machine(row_blocks: int, cols: int, splits: int) -> None:
-    found = choose_piece_tile(132, row_blocks, cols)
-    assert (found.splits, found.rows, found.tokens) == (splits, 64, PIECE_TOKENS)
+    found = choose_small_chunk_tile(132, row_blocks, cols)
+    assert (found.splits, found.rows, found.tokens) == (splits, 64, SMALL_CHUNK_TOKENS)
     sums, arrived = SplitScratch.buffer_sizes(132)
     assert splits == 1 or (row_blocks * splits * 64 * 64 <= sums and row_blocks <= arrived)
