@@ -34,10 +34,16 @@ class _Group(click.Group):
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None if there is none of that name."""
-        if cmd_name not in self.commands and (module := _COMMANDS.get(cmd_name)):
-            name = {"report": "html_report"}.get(cmd_name, cmd_name).replace("-", "_")
-            self.add_command(getattr(import_module(module), f"{name}_command"), cmd_name)
+        """Import a command; None if there is none of that name.
+
+        For a name of none all are imported: click looks among them for the one that was meant, and
+        `--help` lists them.
+        """
+        for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:
+            if name not in self.commands:
+                variable = {"report": "html_report"}.get(name, name).replace("-", "_")
+                module = import_module(_COMMANDS[name])
+                self.add_command(getattr(module, f"{variable}_command"), name)
         return super().get_command(ctx, cmd_name)
 
 
@@ -47,9 +53,8 @@ def orinbench() -> None:
 
 
 def import_command(argv: Sequence[str]) -> None:
-    """Import the command that `argv` begins with, if it is one."""
-    for name in argv[:1]:
-        orinbench.get_command(click.Context(orinbench), name)
+    """Import the command that `argv` begins with; if that is none, all commands."""
+    orinbench.get_command(click.Context(orinbench), argv[0] if argv else "")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

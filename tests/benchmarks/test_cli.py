@@ -26,3 +26,26 @@ def test_a_command_is_imported_alone() -> None:
     modules = done.stdout.split()
     assert "orinbench.synth" in modules
     assert "httpx" not in modules  # which the checks and the servers' commands take long to import
+
+
+def test_for_a_command_that_is_none_all_are_imported() -> None:
+    """Click looks among them for the one that was meant."""
+    group = type(orinbench)("orinbench")
+    context = click.Context(group)
+    assert group.get_command(context, "synt") is None
+    assert sorted(group.commands) == group.list_commands(context)
+
+
+def test_what_lists_the_commands_imports_them_first() -> None:
+    """While Ctrl-C is silent."""
+    program = (
+        "import sys; from orinbench.cli import import_command, main\n"
+        "import_command([]); before = {*sys.modules}\n"
+        "try: main([])\n"
+        "except SystemExit: pass\n"
+        "print([name for name in {*sys.modules} - before if name.startswith('orinbench')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
