@@ -11,7 +11,7 @@ from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.check import gate
 from orinbench.check.gate import CorrectnessGate
-from orinbench.check.greedy import GreedyGeneration
+from orinbench.check.greedy import DecodeFunction, GreedyGeneration
 from orinbench.check.reference import Reference
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.measure.backends.backend import Backend, BackendError
@@ -31,8 +31,8 @@ def make(asked: bool | None, binary: Path | None = None) -> CorrectnessGate:
     return CorrectnessGate(asked, Progress(), binary, timeout=300)
 
 
-def perfect(model: ModelInfo, off: float = 0.0) -> Any:
-    """Return an engine that answers with the reference's own numbers, `off` from them."""
+def perfect(model: ModelInfo) -> DecodeFunction:
+    """Return an engine that answers with the reference's own numbers."""
     reference = Reference(model)
 
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
@@ -42,11 +42,35 @@ def perfect(model: ModelInfo, off: float = 0.0) -> Any:
             for _ in range(n_tokens):
                 tokens.append(int(reference.logits([*prompt, *tokens]).argmax()))
             logits = reference.logits([*prompt, *tokens[:-1]], last=n_tokens)
-            wave = off * np.cos(np.arange(logits.shape[1]))
-            generations.append(GreedyGeneration(tokens, logits + wave))
+            generations.append(GreedyGeneration(tokens, logits))
         return generations
 
     return engine
+
+
+@pytest.fixture(scope="module")
+def right(tiny_model: ModelInfo) -> DecodeFunction:
+    """A perfect engine of the tiny model that computes the answers to a question once."""
+    engine, known = perfect(tiny_model), dict[str, list[GreedyGeneration]]()
+
+    def answers(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
+        if (question := str((prompts, n_tokens))) not in known:
+            known[question] = engine(prompts, n_tokens)
+        return known[question]
+
+    return answers
+
+
+def off_by(engine: DecodeFunction, off: float) -> DecodeFunction:
+    """Return an engine whose logits are `off` from those of another, whose tokens are the same."""
+
+    def wrong(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
+        return [
+            replace(found, logits=found.logits + off * np.cos(np.arange(found.logits.shape[1])))
+            for found in engine(prompts, n_tokens)
+        ]
+
+    return wrong
 
 
 @pytest.mark.parametrize("general", [False, True])
@@ -64,7 +88,7 @@ def test_tinygrad_on_the_cpu_passes(lane: LaneResult, general: bool, monkeypatch
 
 
 def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
-    lane: LaneResult, monkeypatch: Patch
+    lane: LaneResult, right: DecodeFunction, monkeypatch: Patch
 ) -> None:
     of_bytes = replace(lane.plan, key_type="q8_0")
     backend = TinygradBackend(of_bytes, cold_start=False, timeout=1)
@@ -72,16 +96,16 @@ def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
     assert model is not None
     asked: list[tuple[Any, ...]] = []
 
-    def right(*options: Any) -> Any:
+    def function(*options: Any) -> DecodeFunction:
         asked.append(options)
-        return perfect(model)
+        return right
 
-    monkeypatch.setattr(gate, "tinygrad_decode_function", right)
+    monkeypatch.setattr(gate, "tinygrad_decode_function", function)
     found = make(True)(lane, backend)
     assert (found["passed"], found["arithmetic"]) == (True, "8-bit activations and cache")
     # What is timed is what is checked, its keys too.
     assert (asked[0][1], asked[0][-1]) == (backend.start_worker, "q8_0")
-    monkeypatch.setattr(gate, "tinygrad_decode_function", lambda *_: perfect(model, off=1.0))
+    monkeypatch.setattr(gate, "tinygrad_decode_function", lambda *_: off_by(right, 1.0))
     with pytest.raises(CheckFailed, match="above the tolerance") as caught:
         make(None)(lane, backend)
     assert caught.value.exit_code == 3
@@ -114,7 +138,7 @@ def test_an_engine_that_does_not_answer_costs_its_lane(
 
 
 def test_llama_cpp_answers_through_its_server(
-    recorded_run: Build, tmp_path: Path, monkeypatch: Patch
+    recorded_run: Build, right: DecodeFunction, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     lane = recorded_run({"llama.cpp": {Case(0, 4, 0): []}}).lanes[0]
     backend = cast(Backend, None)
@@ -129,7 +153,8 @@ def test_llama_cpp_answers_through_its_server(
 
     def engine(binary: Path, model: ModelInfo, *_: object) -> Any:
         asked.append(binary)
-        return perfect(model)
+        assert model == lane.model
+        return right
 
     monkeypatch.setattr(gate, "llama_cpp_decode_function", engine)
     assert make(None, tmp_path / "llama-bench")(lane, backend)["passed"] is True
