@@ -70,7 +70,7 @@ class EndlessWaits:
         self.stuck_at = None
 
     def find_endless_wait_reads(self) -> list[Any] | None:
-        """What the groups look at, each alone for a while; None if one of them gets on."""
+        """Return what the groups look at, each alone for a while; None if one of them gets on."""
         run = self.run
         self.ripe, self.judging = False, True
         fronts = run.fronts or [run.groups]
