@@ -7,6 +7,7 @@ a chat's next question does.
 """
 
 import hashlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from typing import Protocol
 
 import numpy as np
 
-from orinllm.batching.runner import common_prefix_length
 from orinllm.batching.state_checkpoints import StateCheckpoints, StateSlots
 from orinllm.gpu.kernels.buffers import PAGE, pages_for_tokens
 
@@ -389,3 +389,12 @@ def _page_hashes(
         tokens = np.array(ids[page * PAGE : (page + 1) * PAGE], np.int64)
         name = hashlib.blake2b(name + tokens.tobytes(), digest_size=16).digest()
         yield name
+
+
+def common_prefix_length(some: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many tokens two texts begin with in common."""
+    n = min(len(some), len(others))
+    if some[:n] == others[:n]:  # of lists, at once: a text that grows is asked for each token
+        return n
+    pairs = zip(some, others, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

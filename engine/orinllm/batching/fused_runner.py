@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from orinllm.batching.cache import SequencePages
-from orinllm.batching.runner import StepRow, common_prefix_length
+from orinllm.batching.cache import SequencePages, common_prefix_length
+from orinllm.batching.runner import StepRow
 from orinllm.choose.sampling import DrawnTokens, Floats, Sampling, sample_masked_token
 from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, batch_sizes_for_slots
 from orinllm.gpu.fused_executor import FusedExecutor

@@ -10,7 +10,8 @@ text is the same, and drawn text too. How many go into a pass is `VERIFIED` of g
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from orinllm.batching.runner import Runner, StepRow, common_prefix_length
+from orinllm.batching.cache import common_prefix_length
+from orinllm.batching.runner import Runner, StepRow
 from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
 from orinllm.gpu.kernels.buffers import PAGE, pages_for_tokens
 

@@ -5,7 +5,6 @@
 `GeneralRunner` (general_runner.py) what runs everywhere.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -109,12 +108,3 @@ class Runner(Protocol):
     def last_logits(self) -> Floats:
         """Return the logits of the last step that was collected: (rows, vocabulary)."""
         ...
-
-
-def common_prefix_length(some: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many tokens two texts begin with in common."""
-    n = min(len(some), len(others))
-    if some[:n] == others[:n]:  # of lists, at once: a text that grows is asked for each token
-        return n
-    pairs = zip(some, others, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -6,8 +6,9 @@ With two or more, a step reads the weights once for all of them anyway, so nothi
 import itertools
 from collections.abc import Sequence
 
+from orinllm.batching.cache import common_prefix_length
 from orinllm.batching.proposers import Proposer
-from orinllm.batching.runner import Runner, StepRow, common_prefix_length
+from orinllm.batching.runner import Runner, StepRow
 from orinllm.choose.sampling import DrawnTokens, Floats
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.batching.runner import StepRow, common_prefix_length
+from orinllm.batching.cache import common_prefix_length
+from orinllm.batching.runner import StepRow
 from orinllm.choose.pooling import rms_normed
 from orinllm.choose.sampling import DrawnTokens, sample_masked_token, sample_token
 from orinllm.cpu.native import compute_thread_count, load_native_code
