@@ -19,7 +19,7 @@ from .barriers import BlockBarriers
 from .endless_waits import EndlessWaits
 from .fault_causes import access_fault, raise_if_lanes_missing, warp_ballot
 from .host_calls import serve_host_call
-from .native.chunk import ARRIVALS, LOOK, NO_LIMIT, ROOM, SOURCE, WHOLE, WRONG, NativeChunk
+from .native.native_chunk import ARRIVALS, LOOK, NO_LIMIT, ROOM, SOURCE, WHOLE, WRONG, NativeChunk
 from .parser.syntax import Instr
 from .state import KernelFault, Lanes, merged_lanes
 from .translate import BARRIER, CALLS, EVENT, MASKED, BlockEnding, CodeBlock

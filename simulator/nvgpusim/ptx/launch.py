@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .chunk_run import ChunkRun
 from .fault_causes import warp_ballot
-from .native.chunk import KEPT, NativeChunk, get_or_compile_kernel
+from .native.native_chunk import KEPT, NativeChunk, get_or_compile_kernel
 from .operands import Value
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
 from .state import UNWRITTEN, ChunkState, GpuMemory, KernelFault, KernelHeap
