@@ -46,21 +46,23 @@ class LookupProposer:
     """Proposes what followed the same few tokens earlier in the text."""
 
     def __init__(self) -> None:
-        self._text: list[int] = []
+        self._text: Sequence[int] = ()
+        self._n_read = 0  # tokens of the text that are in the table
         self._after: dict[tuple[int, ...], int] = {}  # tokens -> where what follows them begins
 
     def guess_tokens(
         self, text: Sequence[int], most: int, pages: Sequence[int] = (), how: Sampling = _GREEDY
     ) -> list[int]:
         """Return what followed the text's last four, three or two tokens the last time."""
-        if list(text[: len(self._text)]) != self._text:
-            self._text, self._after = [], {}
-        for end in range(len(self._text), len(text)):
+        # An answer's text grows in its own list: it is not compared at every step.
+        if text is not self._text and text[: self._n_read] != self._text[: self._n_read]:
+            self._n_read, self._after = 0, {}
+        for end in range(self._n_read, len(text)):
             # The tokens before this one have it behind them, from now on.
             for n in _GRAMS:
                 if end >= n:
                     self._after[tuple(text[end - n : end])] = end
-        self._text = list(text)
+        self._text, self._n_read = text, len(text)
         for n in _GRAMS:
             start = self._after.get(tuple(text[-n:]))
             if start is not None and len(text) >= n:

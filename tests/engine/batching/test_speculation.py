@@ -41,6 +41,11 @@ def test_lookup_finds_what_came_after() -> None:
     assert lookup.guess_tokens(text, 2) == [4, 1]
     assert lookup.guess_tokens([*text, 9], 2) == [5, 1]
     assert lookup.guess_tokens([3, 9], 2) == []
+    # A text that grows in its own list, as an answer does.
+    text = [5, 6, 7, 5]
+    assert lookup.guess_tokens(text, 2) == []
+    text += [6]
+    assert lookup.guess_tokens(text, 2) == [7, 5]
 
 
 def model(path: Path, executor: FusedExecutor) -> Model:
