@@ -210,6 +210,7 @@ SEES = """
 import sys
 from pathlib import Path
 
+import numpy as np
 from tests.engine.vision import tiny
 from tests.engine.vision.test_vision import GREEDY, RECORDED, ids_of, tokens_of
 
@@ -227,6 +228,10 @@ runner = make_runner(network, plan, share=SharingOptions(slots=1))
 store = make_page_store(runner, network)
 model = Model(ModelDescription.from_network(network), plan, runner, store)
 encoder = PictureEncoder.read(folder / "mmproj.gguf", network, "NV")
+assert tokens_of(model.generate(ids_of(encoder, kind), GREEDY, max_tokens=1))
+logits, wanted = model.runner.last_logits()[0], RECORDED[f"{kind}.logits"]
+# The tokens alone are the same when all parts of a position are its first.
+assert np.abs(logits - wanted).max() < 0.002 * np.abs(wanted).max()
 found = tokens_of(model.generate(ids_of(encoder, kind), GREEDY, max_tokens=2))
 assert found == list(RECORDED[f"{kind}.tokens"][:2]), found
 print("the picture is seen")
