@@ -252,8 +252,8 @@ def _make_unfused_runner(
     file = network.gguf, network.config
     if general:
         from orinllm.batching.general_runner import GeneralRunner
-        from orinllm.general.tinygrad_llm import UpstreamExecutor, reason_unsupported
         from orinllm.gpu.host_compiler import provide_compiler
+        from orinllm.other.tinygrad_llm import UpstreamExecutor, reason_unsupported
 
         if plan.device.split(":")[0] == "CPU":
             provide_compiler()

@@ -163,7 +163,7 @@ def test_an_expert_that_gets_all_tokens_and_one_that_gets_none(
 
 
 def test_tinygrads_own_transformer_agrees_too(opened: Open) -> None:
-    from orinllm.general.tinygrad_llm import UpstreamExecutor
+    from orinllm.other.tinygrad_llm import UpstreamExecutor
 
     path, gguf, config = opened("tiny")
     executor, tokens = UpstreamExecutor(gguf, config, "CPU", CONTEXT), prompt()
@@ -172,7 +172,7 @@ def test_tinygrads_own_transformer_agrees_too(opened: Open) -> None:
 
 
 def test_tinygrads_own_transformer_refuses_what_it_would_ignore(opened: Open) -> None:
-    from orinllm.general.tinygrad_llm import UpstreamExecutor
+    from orinllm.other.tinygrad_llm import UpstreamExecutor
 
     _, gguf, config = opened("tiny")
     gguf.tensors["blk.0.attn_sinks.weight"] = gguf.tensors["output_norm.weight"]
@@ -191,7 +191,7 @@ def test_tinygrads_own_transformer_refuses_what_it_would_ignore(opened: Open) ->
 def test_tinygrads_own_transformer_refuses_what_it_would_compute_wrong(
     opened: Open, shape: str, why: str
 ) -> None:
-    from orinllm.general.tinygrad_llm import UpstreamExecutor
+    from orinllm.other.tinygrad_llm import UpstreamExecutor
 
     _, gguf, config = opened(shape)
     with pytest.raises(BadInput, match=f"tinygrad.llm's network .--path general. {why}"):
@@ -200,7 +200,7 @@ def test_tinygrads_own_transformer_refuses_what_it_would_compute_wrong(
 
 @pytest.mark.parametrize("shape", ["tiny-llama3", "tiny-qwen2", "tiny-qwen3moe"])
 def test_tinygrads_own_transformer_knows_what_it_does_not_refuse(opened: Open, shape: str) -> None:
-    from orinllm.general.tinygrad_llm import UpstreamExecutor
+    from orinllm.other.tinygrad_llm import UpstreamExecutor
 
     path, gguf, config = opened(shape)
     executor, tokens = UpstreamExecutor(gguf, config, "CPU", CONTEXT), prompt()[:12]

@@ -295,7 +295,7 @@ print(*sys.modules.keys() & {{"tinygrad", "numpy", "tokenizers", "rich", "orinll
 import orinllm.model, orinllm.text.conversation
 orinllm.model.Model.load({MODEL!r}, device="CPU", context=64).generate("A", max_tokens=1).text
 print(*sys.modules.keys() & {{"gguf", "yaml", "sentencepiece", "jinja2", "llguidance", "tinygrad",
-    "PIL", "orinllm.general.tinygrad_llm", "orinllm.gpu.launch", "orinllm.server.engine",
+    "PIL", "orinllm.other.tinygrad_llm", "orinllm.gpu.launch", "orinllm.server.engine",
     "uvicorn"}})
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout

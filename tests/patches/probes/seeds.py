@@ -104,7 +104,7 @@ def general_logits(transformer: Any, tokens: list[int]) -> np.ndarray:
     """Logits after each of the tokens behind PROMPT, as a jit of the layers computes them."""
     from tinygrad import Tensor, TinyJit, UOp, dtypes
 
-    from orinllm.general.tinygrad_llm import logits_after_token
+    from orinllm.other.tinygrad_llm import logits_after_token
 
     jit = TinyJit(functools.partial(logits_after_token, transformer))
     position = UOp.variable("start_pos", 0, CONTEXT - 1)

@@ -13,7 +13,7 @@ from tinygrad import Tensor, TinyJit, UOp, dtypes
 from tinygrad.llm.model import Transformer
 
 from orinbench.measure.backends.backend import SequenceExecutor
-from orinllm.general.tinygrad_llm import logits_after_token, zero_recurrent_states
+from orinllm.other.tinygrad_llm import logits_after_token, zero_recurrent_states
 
 # Prompt tokens at once: the default of `Transformer.generate` in tinygrad/llm/model.py.
 _CHUNK = 32

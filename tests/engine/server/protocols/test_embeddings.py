@@ -31,10 +31,10 @@ from orinllm.choose.pooling import PooledStates, choose_pooling
 from orinllm.cpu.program import CHUNK
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.general.tinygrad_llm import UpstreamExecutor
 from orinllm.gpu.host_compiler import compiler_environment
 from orinllm.loader import Network
 from orinllm.model import ModelDescription
+from orinllm.other.tinygrad_llm import UpstreamExecutor
 
 TEXTS = ["The capital of France is Paris.", "Un café, s'il vous plaît."]
 # Keys and values of the CPU's path are 16-bit floats.
