@@ -91,7 +91,7 @@ class VisionModel:
 
     def picture_prompt(self, picture: Any) -> list[int]:
         """Return the prompt of a picture and QUESTION, whose tokens are the last ones."""
-        seen: Picture = self.encoder.make_picture(picture)
+        seen: Picture = self.encoder.prepare_picture(picture)
         parts = [{"type": "image", "image": seen}, {"type": "text", "text": QUESTION}]
         return self._template.encode([{"role": "user", "content": parts}])
 

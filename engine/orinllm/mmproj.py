@@ -67,7 +67,7 @@ class PictureEncoder:
         clip, projector = read_matching_mmproj(path, network)
         return PictureEncoder(clip, projector, make_encode_function(device, clip, projector))
 
-    def make_picture(self, source: Any) -> Picture:
+    def prepare_picture(self, source: Any) -> Picture:
         """Return a picture of a file's bytes, of a path, of a PIL image or of an array.
 
         An array is (height, width), (height, width, 3) or (height, width, 4), of bytes. Raises
@@ -78,7 +78,7 @@ class PictureEncoder:
         if isinstance(source, str | Path):
             data = read_picture_bytes(source)
             try:
-                return self.make_picture(data)
+                return self.prepare_picture(data)
             except BadInput as error:
                 raise BadInput(f"{source}: {error}") from None
         file = isinstance(source, bytes | bytearray)
@@ -228,7 +228,7 @@ def encoder_weight_and_tile_bytes(
     from orinllm.gpu.picture_encoder import FusedPictureEncoder
 
     encode = FusedPictureEncoder(clip, projector.encoder, register_null_device(), empty=True)
-    return encode.weight_and_tile_bytes(projector.largest_tile_row_count(context))
+    return encode.weight_and_tile_bytes(projector.most_embeddings_of_tile(context))
 
 
 def projector_lines(mmproj: str | Path, network: Network) -> Iterator[str]:
@@ -238,7 +238,7 @@ def projector_lines(mmproj: str | Path, network: Network) -> Iterator[str]:
     n, each = f"{projector.n_rows} rows a tile", f"tiles of {shape.size} x {shape.size} pixels"
     patches = f"{shape.patches_per_side**2} patches"
     if encoder.free is not None:
-        n, patches = f"up to {projector.largest_tile_row_count(network.context):,} rows", "patches"
+        n, patches = f"up to {projector.most_embeddings_of_tile(network.context):,} rows", "patches"
         each = f"a row each {encoder.block_side_pixels} x {encoder.block_side_pixels} pixels"
     yield f"pictures      {clip.path}: {projector.kind}, {n}"
     yield f"              {each}, {patches} of width {shape.width}"
@@ -266,7 +266,7 @@ def enable_pictures(
         )
     encoder = PictureEncoder.read(mmproj, network, device)
     if at_once and (prepare := getattr(encoder.encode, "prepare_for_rows", None)) is not None:
-        prepare(encoder.projector.largest_tile_row_count(network.context))
+        prepare(encoder.projector.most_embeddings_of_tile(network.context))
     template.enable_pictures(encoder)
 
 

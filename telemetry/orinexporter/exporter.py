@@ -1,4 +1,4 @@
-"""The exporter: one board, its energy sampler and its last ten minutes, as text for Prometheus."""
+"""The exporter: one board, its energy sampler and its history, as text for Prometheus."""
 
 import math
 import threading

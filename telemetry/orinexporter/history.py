@@ -1,4 +1,4 @@
-"""The last minutes of a board, for the page: a point every few seconds."""
+"""The last ten minutes of a board, for the page: a point every few seconds."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -195,10 +195,10 @@ def history_charts(history: Sequence[Moment], now: float) -> list[Chart]:
         titles, axis = ("celsius", "Hottest zone", "°C"), temperature_axis(history)
         found.append(value_chart(history, lambda p: p.celsius, titles, axis, now))
     rails = dict.fromkeys(key for p in history for key, w in p.rails.items() if w is not None)
-    return found + [rail_chart(history, key, now) for key in rails]
+    return found + [chart_of_rail(history, key, now) for key in rails]
 
 
-def rail_chart(history: Sequence[Moment], key: str, now: float) -> Chart:
+def chart_of_rail(history: Sequence[Moment], key: str, now: float) -> Chart:
     """The chart of one rail's power, on an axis of its own."""
 
     def watts(moment: Moment) -> float | None:

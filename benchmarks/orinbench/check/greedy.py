@@ -61,7 +61,7 @@ def decode_greedily(
 
     def begin() -> None:
         executor.fill_cache(prompt, 0, cut)
-        executor.submit_first_token(prompt, cut)
+        executor.prefill_and_submit_token(prompt, cut)
 
     def replayed() -> Iterator[int]:
         """Yield the number of each token when it is computed behind those that came before."""

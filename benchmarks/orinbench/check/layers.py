@@ -124,7 +124,7 @@ class LayerJudge:
         routes = Way()
         for layer in range(len(x) - 1):
             after = x[layer + 1, of].astype(np.float64)
-            routes |= self._collect_layer_errors(
+            routes |= self._judge_layer_returning_routes(
                 layer, (x[layer].astype(np.float64), of), after, chunks
             )
         if begun:
@@ -165,7 +165,7 @@ class LayerJudge:
     def _has_state(self, layer: int) -> bool:
         return f"blk.{layer}.ssm_conv1d.weight" in self._exact.model.tensors
 
-    def _collect_layer_errors(
+    def _judge_layer_returning_routes(
         self, layer: int, given: tuple[Array, Positions], after: Array, chunks: NDArray[np.bool_]
     ) -> Way:
         """Collect errors of a layer, given all positions and which are judged.

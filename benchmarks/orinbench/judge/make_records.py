@@ -63,7 +63,7 @@ def _record_of_row(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
     fields = _machine_fields(run, lane)
     if isinstance(row.case, Case) and lane.model is not None:
         fields |= _llama_fields(lane, row, row.case, lane.model)
-    fields |= _run_fields(run, lane, row) | _lane_fields(lane)
+    fields |= _case_and_run_fields(run, lane, row) | _lane_fields(lane)
     if lane.check and isinstance(row.case, Case):
         fields["check"] = {**lane.check, "row": row_check_text(row)}
     statistics_ = _statistics_fields(run, lane, row)
@@ -123,7 +123,7 @@ def _sampling_text(lane: LaneResult, case: Case) -> str | None:
     return case.sampling or "random"
 
 
-def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
+def _case_and_run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
     return {
         "schema_version": SCHEMA_VERSION,
         "benchmark": row.case.benchmark,

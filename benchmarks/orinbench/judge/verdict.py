@@ -340,7 +340,7 @@ def _permuted_maxima(centred: tuple[int, ...], seed: int, draws: int) -> Ranks:
     return highest
 
 
-def theil_sen_slope(medians: Sequence[float] | Floats) -> float:
+def theil_sen_growth(medians: Sequence[float] | Floats) -> float:
     """Return Theil and Sen's slope of a series of at least two: the share a run grows by."""
     logs = np.log(np.asarray(medians, dtype=np.float64))
     pairs = itertools.combinations(range(len(logs)), 2)

@@ -259,7 +259,7 @@ def picture_tests(options: LlamaBenchOptions, models: Sequence[Path]) -> list[Ca
     drawn = [RandomPictures.parse(size, options.seed) for size in sizes]
     try:
         seeing = VisionModel.read(models[0], options.mmproj)
-        seen = [seeing.encoder.make_picture(pictures.jpeg(0)) for pictures in drawn]
+        seen = [seeing.encoder.prepare_picture(pictures.jpeg(0)) for pictures in drawn]
         prompts = [len(seeing.picture_prompt(picture)) for picture in seen]
     except BadInput as error:
         raise BenchError(f"--mmproj: {error}") from None

@@ -101,14 +101,14 @@ def _prediction_table(rows: list[Plain]) -> str:
             f"{row['envelope_ms']:.2f}",
             f"{row['orin_ms']:.2f}",
             f"{row['orin_low_ms']:.2f} to {row['orin_high_ms']:.2f}",
-            _joules_text(row["orin_low_joules_per_token"], row["orin_high_joules_per_token"]),
+            _joules_range_text(row["orin_low_joules_per_token"], row["orin_high_joules_per_token"]),
         )
         for row in rows
     ]
     return markdown_table(titles, cells, right=titles[3:])
 
 
-def _joules_text(low: float | None, high: float | None) -> str:
+def _joules_range_text(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 

@@ -236,7 +236,7 @@ class SharedPageStore(_CheckpointingStore):
             return
         while lease.names:
             done = len(lease.names) * PAGE
-            _, checkpoint = states.checkpoints.longest_length_and_checkpoint(lease.names[-1], done)
+            _, checkpoint = states.checkpoints.length_and_checkpoint_of_owner(lease.names[-1], done)
             if checkpoint is not None:
                 states.checkpoints.pin(checkpoint)
                 lease.resumes = checkpoint
@@ -341,7 +341,7 @@ class SlotStore(_CheckpointingStore):
             return known, None
         if not self._resumable:
             kept = self._checkpoints
-            return (0, None) if kept is None else kept.longest_length_and_checkpoint(slot, known)
+            return (0, None) if kept is None else kept.length_and_checkpoint_of_owner(slot, known)
         asked = self._asked[slot]
         return max(known // PAGE * PAGE, asked if asked <= known else 0), None
 

@@ -123,7 +123,7 @@ class FusedRunner:
         self.executor.set_states_after_accepted(1 + common_prefix_length(guesses, drawn))
         return drawn
 
-    def submit_first_token(self, row: StepRow, start: int) -> None:
+    def prefill_and_submit_token(self, row: StepRow, start: int) -> None:
         """See `Runner`; where every step has the same shape, the last token is one of its own."""
         tokens = row.draw.before
         if not self._begins or self.chunk == 1:

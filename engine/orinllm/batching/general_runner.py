@@ -59,7 +59,7 @@ class GeneralRunner:
         """See `Runner`."""
         return self.path.prefill_for_hidden_states(tokens[start:end], start)
 
-    def submit_first_token(self, row: StepRow, start: int) -> None:
+    def prefill_and_submit_token(self, row: StepRow, start: int) -> None:
         """See `Runner`."""
         self._row, self._start = row, start
 

@@ -95,7 +95,7 @@ class DraftProposer:
         text = draw.before
         if len(text) - start >= self._runner.most_verified_tokens:
             row = StepRow(text[-1], len(text) - 1, self._pages, draw)
-            self._runner.submit_first_token(row, start)
+            self._runner.prefill_and_submit_token(row, start)
             self._runner.wait_for_tokens()
         else:
             self._runner.fill_pages(self._pages, text, start, len(text))

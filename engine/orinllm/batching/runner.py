@@ -79,7 +79,7 @@ class Runner(Protocol):
         """Do as `fill_pages`, and return the tokens' states before the logits: (tokens, width)."""
         ...
 
-    def submit_first_token(self, row: StepRow, start: int) -> None:
+    def prefill_and_submit_token(self, row: StepRow, start: int) -> None:
         """Start the end of a prompt and the token behind it: a step of one row.
 
         The tokens are `row.draw.before` from `start` on, `row.token` the last of them. No other

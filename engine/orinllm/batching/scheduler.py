@@ -375,7 +375,7 @@ class Scheduler:
         ]
         for sequence, n in pieces:
             if not answering and ends == [sequence]:
-                self.runner.submit_first_token(self._make_row(sequence), sequence.filled)
+                self.runner.prefill_and_submit_token(self._make_row(sequence), sequence.filled)
                 self._flight.append(_StepInFlight(ends, begins=True))
             else:
                 self._fill_until(sequence, sequence.filled + n)
@@ -440,14 +440,14 @@ class Scheduler:
         if (
             first.begins
             or first.sequences != going
-            or not all(map(self._try_prepare_step_ahead, going))
+            or not all(map(self._try_reserve_room_ahead, going))
         ):
             return False
         self.runner.submit_step([self._make_row(sequence, known=False) for sequence in going])
         self._flight.append(_StepInFlight(going))
         return True
 
-    def _try_prepare_step_ahead(self, sequence: ScheduledSequence) -> bool:
+    def _try_reserve_room_ahead(self, sequence: ScheduledSequence) -> bool:
         """Get room for two tokens, if a sequence wants both and the device draws; False if not."""
         assert sequence.lease is not None
         return (

@@ -44,10 +44,10 @@ class SpeculatingRunner:
         """See `Runner`."""
         return self._runner.most_verified_tokens
 
-    def submit_first_token(self, row: StepRow, start: int) -> None:
+    def prefill_and_submit_token(self, row: StepRow, start: int) -> None:
         """See `Runner`."""
         self._guesses = []
-        self._runner.submit_first_token(row, start)
+        self._runner.prefill_and_submit_token(row, start)
 
     def tokens_after_guesses(self, row: StepRow, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""

@@ -25,7 +25,7 @@ class StateCheckpoints:
         self._of: OrderedDict[int, tuple[Hashable, int]] = OrderedDict()  # owner, and tokens
         self._pinned: list[int] = []
 
-    def longest_length_and_checkpoint(self, owner: Hashable, most: int) -> tuple[int, int | None]:
+    def length_and_checkpoint_of_owner(self, owner: Hashable, most: int) -> tuple[int, int | None]:
         """Return the most tokens up to `most` that an owner's checkpoint has, and which it is."""
         of_owner = ((n, i) for i, (of, n) in self._of.items() if of == owner and n <= most)
         return max(of_owner, default=(0, None))

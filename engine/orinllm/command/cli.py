@@ -204,7 +204,7 @@ def _check_images(source: ModelLoadOptions, images: tuple[Path, ...], raw: bool)
 
 def _read_pictures(conversation: Conversation, images: tuple[Path, ...]) -> list[Picture]:
     try:
-        return [conversation.make_picture(image) for image in images]
+        return [conversation.prepare_picture(image) for image in images]
     except BadInput as error:
         raise BadInput(f"--image {error}") from None
 
@@ -266,7 +266,7 @@ def _run_chat_command(conversation: Conversation, line: str, pictures: list[Pict
         if file[:1] in ("'", '"') and file[-1:] == file[:1]:  # as terminals write dropped files
             file = file[1:-1]
         try:
-            pictures.append(conversation.make_picture(os.path.expanduser(file)))
+            pictures.append(conversation.prepare_picture(os.path.expanduser(file)))
             print_message("the next question has this picture", dim=True)
         except BadInput as error:
             print_message(f"/image {error}")

@@ -389,7 +389,7 @@ class CpuRunner:
             tokens[start:end], start, self._slot_of_pages(pages), mrope
         )
 
-    def submit_first_token(self, row: StepRow, start: int) -> None:
+    def prefill_and_submit_token(self, row: StepRow, start: int) -> None:
         """See `Runner`."""
         self._rows, self._start = [row], start
 

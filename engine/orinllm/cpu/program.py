@@ -229,7 +229,7 @@ class LoweredModel:
                     by = float(self._gguf.f32_or_f16_tensor(name)[0])
                     found.append(self._make_op(_SCALE, self.x, self.config.dim, [to], scale=by))
                 case AddMergedNorms():
-                    found.append(self._lower_merged_norms(prefix, step.operation))
+                    found.append(self._lower_add_merged_norms(prefix, step.operation))
                 case AddDeepstackRows(number):
                     to = MatrixPartStruct(0, 0, self.x, self.config.dim, self.config.dim)
                     beside = self.deepstack_rows_address(number)
@@ -376,7 +376,7 @@ class LoweredModel:
             ),
         ]
 
-    def _lower_merged_norms(self, prefix: str, merge: AddMergedNorms) -> OpStruct:
+    def _lower_add_merged_norms(self, prefix: str, merge: AddMergedNorms) -> OpStruct:
         dim, (first, second) = self.config.dim, map(self.value_address, merge.values)
         names = (*merge.norms, merge.norm)
         norms = [self._vector_address(f"{prefix}{name}.weight") for name in names]

@@ -1,4 +1,4 @@
-"""Models by name: hf.co/OWNER/REPO[:QUANT], through huggingface_hub and its cache.
+"""Models by name, hf.co/OWNER/REPO[:QUANT], and their checksums: huggingface_hub and its cache.
 
 Its environment counts here too: HF_HOME says where files lie, HF_TOKEN who asks, HF_HUB_OFFLINE
 that nobody may be asked, HF_ENDPOINT which server it is.

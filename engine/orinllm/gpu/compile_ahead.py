@@ -134,7 +134,7 @@ def write_cubins(
     if seen is not None:
         clip, projector = seen
         encode = FusedPictureEncoder(clip, projector.encoder, "NULL", empty=True)
-        launches += encode.launches_of_all_sizes(projector.largest_tile_row_count(network.context))
+        launches += encode.launches_of_all_sizes(projector.most_embeddings_of_tile(network.context))
     sources = list(dict.fromkeys(launch.cuda_source for launch in launches))
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
     fill_compile_cache("NULL", sources)

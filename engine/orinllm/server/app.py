@@ -26,7 +26,7 @@ def make_app(
         ("POST", "/api/chat"): others.ollama_chat,
         ("POST", "/api/generate"): others.ollama_generate,
         ("POST", "/api/embed"): others.ollama_embed,
-        ("POST", "/api/embeddings"): others.ollama_embeddings,
+        ("POST", "/api/embeddings"): others.ollama_legacy_embeddings,
         ("POST", "/api/show"): others.ollama_show,
         ("GET", "/api/tags"): others.ollama_tags,
         ("GET", "/api/ps"): others.ollama_tags,

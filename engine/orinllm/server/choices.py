@@ -68,7 +68,7 @@ def _put_all(bag: "list[tuple[asyncio.Queue[ChoiceEvent], ChoiceEvent]]") -> Non
         queue.put_nowait(event)
 
 
-class EndSink:
+class TokenlessSink:
     """A sink that tells the event loop of its end alone."""
 
     def __init__(self, post: EventBridge, events: "asyncio.Queue[ChoiceEvent]") -> None:

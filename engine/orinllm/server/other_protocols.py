@@ -90,7 +90,7 @@ class OtherApis:
         }
         return self._api.json_reply(said, asked.notes)
 
-    async def ollama_embeddings(self, request: Request) -> Response:
+    async def ollama_legacy_embeddings(self, request: Request) -> Response:
         """Answer POST /api/embeddings, the older form of /api/embed."""
         asked = await read_request(request, ollama.read_embed, self._api.new_ignored_fields())
         found = await self._api.compute_embeddings(request, asked)

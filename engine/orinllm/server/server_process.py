@@ -23,7 +23,7 @@ from orinllm.server.engine import ServedModel, load_engine, read_description_and
 from orinllm.server.model_thread import ModelThread, SystemdWatchdog
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.web.connection import CLIENT_SECONDS, LimitedConnection
-from orinllm.server.web.file_leases import FileLeases
+from orinllm.server.web.overwrite_watch import FileLeases
 from orinllm.server.web.security import ApiKeys, is_loopback, read_api_keys
 from orinllm.server.web.systemd_notify import tell_systemd
 

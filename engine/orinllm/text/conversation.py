@@ -34,11 +34,11 @@ class Conversation:
         self.system = system
         self.messages: list[dict[str, Any]] = []
 
-    def make_picture(self, source: Any) -> Picture:
+    def prepare_picture(self, source: Any) -> Picture:
         """Return a picture for a message; raises BadInput for none, or where the model is blind."""
         if self._template.picture_encoder is None:
             raise BadInput("the model reads text only; it sees with --mmproj FILE")
-        return self._template.picture_encoder.make_picture(source)
+        return self._template.picture_encoder.prepare_picture(source)
 
     def add_question(self, text: str, pictures: Sequence[Picture] = ()) -> list[int]:
         """Add a user's message, with pictures before its text; return the prompt's tokens.

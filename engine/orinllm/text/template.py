@@ -204,7 +204,7 @@ class ChatTemplate:
 
         Control tokens are the template's alone: their texts in messages and tools stay words. A
         part {"type": "image", "image": ...} of a message is a picture, as
-        `PictureEncoder.make_picture` takes it; its rows are numbers below 0
+        `PictureEncoder.prepare_picture` takes it; its rows are numbers below 0
         (network/vision/pictures.py).
 
         Raises:
@@ -257,7 +257,7 @@ class ChatTemplate:
                         "the message has a picture, and this model reads text only; a model with "
                         "an mmproj file sees (--mmproj)"
                     )
-                pictures.append(self.picture_encoder.make_picture(part.get("image")))
+                pictures.append(self.picture_encoder.prepare_picture(part.get("image")))
                 part = {"type": "image"} if self._accepts_picture_parts else _MARK
             parts.append(part)
         return {**message, "content": parts} if parts else message

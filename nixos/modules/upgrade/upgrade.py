@@ -306,7 +306,7 @@ def end_undecided_boot(board: BoardSystems) -> int:
     return 1
 
 
-def on_upgrade_ended(board: BoardSystems, result: str) -> None:
+def note_trying_or_restore_profile(board: BoardSystems, result: str) -> None:
     """After an upgrade: note what it made, or put the profile back where it was not switched to."""
     newest, running = board.system_at(NEWEST), board.system_at(RUNNING)
     before = board.listed_systems("before")
@@ -335,7 +335,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.action == "began":
         board.update_system_list("before", board.system_at(NEWEST))
     elif options.action == "ended":
-        on_upgrade_ended(board, os.environ.get("SERVICE_RESULT", "success"))
+        note_trying_or_restore_profile(board, os.environ.get("SERVICE_RESULT", "success"))
     elif options.action == "arm":
         write_trial_entry(board, Path(options.units[0]).resolve())
     elif options.action == "deadline":

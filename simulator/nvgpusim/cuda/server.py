@@ -305,7 +305,7 @@ class CudaServer:
         for text in self.streams.add_and_find_races(operation):
             self.add_finding(text)
 
-    def report_host_access(self, va: int, shared: int) -> None:
+    def report_illegal_host_access(self, va: int, shared: int) -> None:
         """The program itself touched memory that is the GPU's, or that work under way uses."""
         piece = self.allocated.piece_at(va)
         if shared:
@@ -467,9 +467,10 @@ class CudaServer:
             self.add_finding(f"calls: {data.decode(errors='replace')}", here=True)
             return 0, b""
         if op in (TOUCHED, HOST):
-            self.on_stream_memory_operation(a, data) if op == TOUCHED else self.report_host_access(
-                a[0], a[1]
-            )
+            if op == TOUCHED:
+                self.on_stream_memory_operation(a, data)
+            else:
+                self.report_illegal_host_access(a[0], a[1])
             return 0, b""
         return NOT_SUPPORTED, b""
 

@@ -21,7 +21,7 @@ class FakeExecutor:
     def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.filled += tokens[start:end]
 
-    def submit_first_token(self, tokens: Sequence[int], start: int) -> None:
+    def prefill_and_submit_token(self, tokens: Sequence[int], start: int) -> None:
         self.filled += tokens[start:-1]
         self.steps.append((tokens[-1], len(tokens) - 1))
 

@@ -20,7 +20,7 @@ from orinbench.judge.verdict import (
     holm_adjusted,
     rounds_needed,
     student_p,
-    theil_sen_slope,
+    theil_sen_growth,
 )
 
 NUMBERS = st.integers(-5, 5).map(float)
@@ -144,7 +144,7 @@ def test_steps_and_creeps_are_change_points() -> None:
     assert change_points(step) == [9]
     creep = np.asarray(100 * (1 - 0.004) ** np.arange(15) * noise, np.float64)
     assert change_points(creep)
-    assert theil_sen_slope(creep) == pytest.approx(-0.004, abs=5e-4)
+    assert theil_sen_growth(creep) == pytest.approx(-0.004, abs=5e-4)
     assert change_points([100.0, 90.0, 80.0]) == []
 
 

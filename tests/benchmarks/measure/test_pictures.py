@@ -59,7 +59,8 @@ def test_an_encoder_is_timed_and_compared_and_so_is_a_first_text(
             assert first.finite and second.finite and min(first.ns, second.ns) > 100_000
         assert second.extra == {"prompt_tokens": ASKED.n_prompt}
         drawn = {
-            runner._vision_model.encoder.make_picture(runner._draw_jpeg(SEEN)).ids for _ in range(3)
+            runner._vision_model.encoder.prepare_picture(runner._draw_jpeg(SEEN)).ids
+            for _ in range(3)
         }
         assert len(drawn) == 3  # each is another one, or its rows would be known
         old = runner._vision_model.encoder

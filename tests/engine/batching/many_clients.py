@@ -119,7 +119,7 @@ class Model:
         self._slots[self._slot(pages)] = self._checkpoints[checkpoint]
         self.resumed += 1
 
-    def submit_first_token(self, row: StepRow, start: int) -> None:
+    def prefill_and_submit_token(self, row: StepRow, start: int) -> None:
         assert start <= row.position == len(row.draw.before) - 1
         self._steps.clear()  # what was not collected is not wanted
         self.fill_pages(row.pages, row.draw.before, start, row.position)

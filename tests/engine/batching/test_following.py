@@ -136,7 +136,7 @@ def counted(it: Running, at: int, do: Callable[[], None]) -> None:
 
         return called
 
-    for name in ("fill_pages", "submit_first_token", "submit_step", "wait_for_tokens"):
+    for name in ("fill_pages", "prefill_and_submit_token", "submit_step", "wait_for_tokens"):
         setattr(it.runner, name, wrap(getattr(it.runner, name)))
 
 

@@ -442,14 +442,14 @@ def test_a_cancelled_prompt_leaves_no_step_behind() -> None:
     """Its end was started, and nobody collects it."""
     it = Running(runner())
     gone, next_ = job(prompt(1, 30), 3), job(prompt(2, 40), 6, SEEDED)
-    begin = it.runner.submit_first_token
+    begin = it.runner.prefill_and_submit_token
 
     def cancelled(row: Any, start: int) -> None:
         begin(row, start)
         if row.draw.before is gone.ids:
             it.scheduler.cancel([gone])
 
-    it.runner.submit_first_token = cancelled  # type: ignore[method-assign]
+    it.runner.prefill_and_submit_token = cancelled  # type: ignore[method-assign]
     with it:
         it.scheduler.submit([gone])
         wait_until(lambda: gone.over, "the end")

@@ -19,7 +19,7 @@ from tinygrad import Device
 
 from orinbench.check.reference import Reference
 from orinbench.measure.backends.backend import SequenceExecutor
-from orinbench.measure.backends.timed_models import RunnerExecutor, make_network_runner
+from orinbench.measure.backends.timed_models import RunnerExecutor, make_serving_runner
 from orinbench.model import open_model
 from orinllm.loader import Network, make_runner, plan_network
 
@@ -46,7 +46,7 @@ def main() -> int:
     plan = plan_network(network, str(Device.DEFAULT))
     if not plan.is_fused:
         parser.error(f"{options.model}: the fused kernels do not take it on {plan.device}")
-    executor = RunnerExecutor(make_network_runner(network))
+    executor = RunnerExecutor(make_serving_runner(network))
     tokens = [FIRST]
     executor.submit_step(FIRST, 0)
     for _ in range(options.tokens):

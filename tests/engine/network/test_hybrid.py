@@ -152,15 +152,15 @@ def test_checkpoints_are_bounded_and_kept_while_somebody_begins_with_them() -> N
     for tokens in (64, 128, 192):
         assert kept.claim_checkpoint(0, tokens) is not None
     assert kept.claim_checkpoint(0, 128) is None  # there is one
-    tokens, checkpoint = kept.longest_length_and_checkpoint(0, 100)
+    tokens, checkpoint = kept.length_and_checkpoint_of_owner(0, 100)
     assert tokens == 64 and checkpoint is not None
     kept.pin(checkpoint)
-    assert kept.longest_length_and_checkpoint(1, 999) == (0, None)
+    assert kept.length_and_checkpoint_of_owner(1, 999) == (0, None)
     assert [kept.claim_checkpoint(1, n) is None for n in (64, 128, 192)] == [False] * 3
-    assert kept.longest_length_and_checkpoint(0, 999) == (64, checkpoint)
+    assert kept.length_and_checkpoint_of_owner(0, 999) == (64, checkpoint)
     kept.unpin(checkpoint)
     kept.forget_after(0, 63)
-    assert kept.longest_length_and_checkpoint(0, 999) == (0, None)
+    assert kept.length_and_checkpoint_of_owner(0, 999) == (0, None)
     # The last border of a prompt, and equal distances of at least eight pages before it.
     assert kept.prompt_piece_end(0, 1024, 100) == 64
     many = StateCheckpoints(32)

@@ -90,7 +90,7 @@ class ToyRunner:
         held = self._held(pages, end)
         return np.array([[held[i], i, held[max(0, i - 1)]] for i in range(start, end)], np.float32)
 
-    def submit_first_token(self, row: StepRow, start: int) -> None:
+    def prefill_and_submit_token(self, row: StepRow, start: int) -> None:
         assert start <= row.position == len(row.draw.before) - 1
         self._steps.clear()  # what was not collected is not wanted
         self.fill_pages(row.pages, row.draw.before, start, row.position)

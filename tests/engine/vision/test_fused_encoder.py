@@ -74,7 +74,7 @@ def test_rows_are_those_of_transformers(
     assert (first == rows[n:]).all()
     for launches in encode._lists.values():  # a board's host reads no others
         assert all(value.buffer.options is None for value in launches._results)
-    n_rows = projector.largest_tile_row_count(1 << 20)
+    n_rows = projector.most_embeddings_of_tile(1 << 20)
     weights, most = FusedPictureEncoder(
         clip, projector.encoder, register_null_device(), empty=True
     ).weight_and_tile_bytes(n_rows)

@@ -232,12 +232,12 @@ def test_what_is_no_picture_of_a_program_is_one_line(tmp_path: Path) -> None:
     encoder = seeing(tmp_path / "mmproj.gguf", "gemma3")
     file = io.BytesIO()
     Image.new("RGB", (9, 7)).save(file, "JPEG")
-    assert encoder.make_picture(bytearray(file.getvalue())).n_rows == tiny.ROWS
-    assert encoder.make_picture(Image.open(file)).n_rows == tiny.ROWS
+    assert encoder.prepare_picture(bytearray(file.getvalue())).n_rows == tiny.ROWS
+    assert encoder.prepare_picture(Image.open(file)).n_rows == tiny.ROWS
     cut = Image.open(io.BytesIO(png(500, 500)))
     for source, said in (*NONE, (cut, "the picture is damaged: OSError: ")):
         with pytest.raises(BadInput, match=said) as raised:
-            encoder.make_picture(source)
+            encoder.prepare_picture(source)
         assert "\n" not in str(raised.value)
 
 
@@ -247,10 +247,10 @@ def test_a_picture_of_more_rows_than_have_numbers_is_refused(
     """The numbers of the next picture begin there."""
     encoder, pixels = seeing(tmp_path / "mmproj.gguf", "idefics3"), np.zeros((32, 64, 3), np.uint8)
     monkeypatch.setattr("orinllm.mmproj.MOST_ROWS", 3 * tiny.ROWS)
-    assert encoder.make_picture(pixels).n_rows == 3 * tiny.ROWS
+    assert encoder.prepare_picture(pixels).n_rows == 3 * tiny.ROWS
     monkeypatch.setattr("orinllm.mmproj.MOST_ROWS", 3 * tiny.ROWS - 1)
     with pytest.raises(BadInput, match="the picture has 48 rows; 47 at most were expected"):
-        encoder.make_picture(pixels)
+        encoder.prepare_picture(pixels)
 
 
 def test_a_gemma_that_does_not_say_so_has_a_row_of_four_by_four_patches(
@@ -275,10 +275,10 @@ def test_a_file_of_too_many_bytes_is_not_decoded(
     data, path = png(2, 2), tmp_path / "photo.png"
     path.write_bytes(data)
     encoder = seeing(tmp_path / "mmproj.gguf", "gemma3")
-    assert read_picture_bytes(path) == data and encoder.make_picture(data).n_rows == tiny.ROWS
+    assert read_picture_bytes(path) == data and encoder.prepare_picture(data).n_rows == tiny.ROWS
     monkeypatch.setattr("orinllm.mmproj.MOST_BYTES", len(data) - 1)
     with pytest.raises(BadInput, match=r"the picture has \d+ bytes; \d+ at most"):
-        encoder.make_picture(data)
+        encoder.prepare_picture(data)
     with pytest.raises(BadInput, match=r"photo.png: is larger than"):
         read_picture_bytes(path)
 
@@ -359,7 +359,7 @@ def test_sizes_of_a_qwen_that_lie(
     monkeypatch.setattr(GGUF, "open", lambda path: clip)
     metadata: dict[str, Any] = {**clip.metadata, "clip.vision.image_max_pixels": 1}
     clip.metadata = metadata  # type: ignore[assignment]
-    assert read_mmproj(tmp_path / "mmproj.gguf")[1].largest_tile_row_count(256) == 1
+    assert read_mmproj(tmp_path / "mmproj.gguf")[1].most_embeddings_of_tile(256) == 1
     metadata["clip.vision.attention.head_count"] = tiny_qwen.WIDTH // 6
     with pytest.raises(BadInput, match="whose quarters are whole were expected"):
         read_mmproj(tmp_path / "mmproj.gguf")
@@ -394,7 +394,7 @@ def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> Non
 
     def rows(value: float) -> NDArray[np.float32]:
         encoder = PictureEncoder(*found, lambda tiles: np.full((tiny.ROWS, 1), value, np.float32))
-        return encoder.make_picture(np.zeros((8, 8, 3), np.uint8)).encoded_rows
+        return encoder.prepare_picture(np.zeros((8, 8, 3), np.uint8)).encoded_rows
 
     assert rows(1).max() == 1 and rows(2).max() == 2
     tiles = [np.zeros(shape, np.uint8) for shape in ((2, 4, 3), (4, 2, 3), (2, 4, 3))]

@@ -65,7 +65,7 @@ def test_first_logits_are_those_of_llama_cpp(
     model = Model.load(tmp_path / "model.gguf", device="CPU", mmproj=tmp_path / "mmproj.gguf")
     assert model.template is not None and model.template.picture_encoder is not None
     pixels = np.random.default_rng(9).integers(0, 256, (128, 192, 3), np.uint8)
-    picture = model.template.picture_encoder.make_picture(pixels)
+    picture = model.template.picture_encoder.prepare_picture(pixels)
     ids = [*BEFORE, *picture.ids, *AFTER]
     first, wanted = SAID[kind]
     answer = model.generate(ids, Sampling(temperature=0), max_tokens=1)

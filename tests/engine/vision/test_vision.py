@@ -50,7 +50,7 @@ def sight_of(model: Model) -> PictureEncoder:
 
 def ids_of(encoder: PictureEncoder, kind: str) -> list[int]:
     """The prompt of the record, with rows of its pictures."""
-    seen = [encoder.make_picture(picture) for picture in tiny.pictures(kind)]
+    seen = [encoder.prepare_picture(picture) for picture in tiny.pictures(kind)]
     found: list[int] = []
     for part in tiny.prompt(kind):
         if isinstance(part, int):
@@ -70,7 +70,7 @@ def test_rows_stand_in_the_place_of_a_picture(files: Path, kind: str) -> None:
     parts = [{"type": "image", "image": photo}, {"type": "text", "text": "What?"}]
     assert model.template is not None
     ids = model.template.encode([{"role": "user", "content": parts}])
-    assert [i for i in ids if i < 0] == list(encoder.make_picture(photo).ids)
+    assert [i for i in ids if i < 0] == list(encoder.prepare_picture(photo).ids)
     slot = tiny.tokens(kind).index(encoder.projector.slot)
     assert ids.count(slot) == (1 if kind == "gemma3" else 0)
 

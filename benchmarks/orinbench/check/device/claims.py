@@ -146,9 +146,9 @@ def judge_claim(claim: Claim, report: dict[str, Any]) -> tuple[ClaimOutcome, str
     missing = ""
     for check in claim.checks:
         try:
-            found, wanted = _required_step_values(report, check.path), check.value
+            found, wanted = _step_values_or_raise(report, check.path), check.value
             if check.op == "same as":
-                wanted = _required_step_values(report, tuple(str(check.value).split("/")))[0]
+                wanted = _step_values_or_raise(report, tuple(str(check.value).split("/")))[0]
         except LookupError as error:
             missing = missing or str(error.args[0])
             continue
@@ -167,7 +167,7 @@ def _comparison_holds(op: str, value: Any, wanted: Any) -> bool:
         return False
 
 
-def _required_step_values(report: dict[str, Any], path: tuple[str, ...]) -> list[Any]:
+def _step_values_or_raise(report: dict[str, Any], path: tuple[str, ...]) -> list[Any]:
     """Return the values at a path of the steps; raises LookupError with the reason for none."""
     step = report["steps"].get(path[0])
     if step is None:

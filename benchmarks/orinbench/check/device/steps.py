@@ -141,7 +141,7 @@ def record_smoke_trace(check: DeviceCheck, seconds: float) -> Any:
         )
 
 
-def replay_trace(check: DeviceCheck, seconds: float) -> dict[str, Any]:
+def replay_trace_on_model(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """Replay the recorded calls and compare the model's answers with the board's."""
     if not check.trace_path.exists():
         raise StepNotPossible("there is no trace: the step smoke made none")
@@ -371,7 +371,7 @@ STEPS = (
     Step("identity", 30, record_machine, "the board and its state"),
     Step("abi", 60, run_abi_probe, "struct sizes, characteristics, address spaces"),
     Step("smoke", 180, record_smoke_trace, "sums, copies, both windows; the trace"),
-    Step("replay", 120, replay_trace, "the trace against the model of the drivers"),
+    Step("replay", 120, replay_trace_on_model, "the trace against the model of the drivers"),
     Step("queue", 60, measure_queue, "a full ring, and what the GPU writes into a QMD"),
     Step("coherence", 30, measure_coherence, "what CPU and GPU miss of each other's stores"),
     Step("memory", 60, find_memory_limit, "where memory ends, 1 GiB before the board's"),

@@ -22,7 +22,7 @@ from orinbench.judge.verdict import (
     change_points,
     holm_adjusted,
     noise_within_stretches,
-    theil_sen_slope,
+    theil_sen_growth,
 )
 
 # Asked of each case: is it slower than the baseline, and has its series another level?
@@ -186,7 +186,7 @@ def _level_changes(trend: Trend, tests: int) -> Iterator[LevelChange]:
     ):
         old, new = centres[before:place], centres[place:after]
         share = statistics.median(new) / statistics.median(old) - 1
-        creep = theil_sen_slope([*old, *new])
+        creep = theil_sen_growth([*old, *new])
         line = [creep * (index - (len(old) + len(new) - 1) / 2) for index in range(after - before)]
         steps = [0.0] * len(old) + [share] * len(new)
         is_creep = _misfit_variance([*old, *new], line) < _misfit_variance([*old, *new], steps)

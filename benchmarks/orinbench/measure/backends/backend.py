@@ -209,7 +209,7 @@ class SequenceExecutor(Protocol):
         """Start keys and values of tokens[start:end] at their positions."""
         ...
 
-    def submit_first_token(self, tokens: Sequence[int], start: int) -> None:
+    def prefill_and_submit_token(self, tokens: Sequence[int], start: int) -> None:
         """Start keys and values of tokens[start:], and the token behind them."""
         ...
 

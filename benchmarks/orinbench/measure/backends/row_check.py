@@ -138,7 +138,7 @@ class _DecodedRows:
         if start is None:
             self._runner.submit_step(each)
         else:
-            self._runner.submit_first_token(each[0], start)
+            self._runner.prefill_and_submit_token(each[0], start)
         tokens = [drawn.token for drawn in self._runner.wait_for_tokens()]
         if position < len(self._rows[0]) - _LAST:
             return
@@ -156,7 +156,7 @@ def compare_tinygrad_llm_two_ways(
     for read in (case.n_depth + case.n_prompt, len(tokens) - 1):
         read = min(read, len(tokens) - 1)
         if read:
-            network.submit_first_token(tokens[:read], 0)
+            network.prefill_and_submit_token(tokens[:read], 0)
         for position in range(read, len(tokens)):
             network.submit_step(tokens[position], position)
         ways.append([np.array(network.wait_for_logits())])

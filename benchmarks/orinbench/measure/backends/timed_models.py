@@ -32,7 +32,7 @@ from orinllm.mmproj import network_for_pictures
 _GREEDY = Sampling(temperature=0)
 
 
-def make_network_runner(network: Network, sequences: int = 1, general: bool = False) -> Runner:
+def make_serving_runner(network: Network, sequences: int = 1, general: bool = False) -> Runner:
     """Return the engine's runner of a network on tinygrad's default device.
 
     On the fused kernels it has memory for so many sequences' whole contexts.
@@ -51,9 +51,9 @@ def load_network(asked: LoadRequest) -> Network:
 
 
 def load_runner(model: str, max_context: int, sequences: int = 1, key_type: str = "f16") -> Runner:
-    """Return the engine's runner of a GGUF file, as `make_network_runner`."""
+    """Return the engine's runner of a GGUF file, as `make_serving_runner`."""
     network = load_network(LoadRequest(model, max_context, sequences, key_type))
-    return make_network_runner(network, sequences)
+    return make_serving_runner(network, sequences)
 
 
 class RunnerExecutor(SequenceExecutor):
@@ -71,14 +71,14 @@ class RunnerExecutor(SequenceExecutor):
         for at in range(start, end, self.runner.chunk):
             self.runner.fill_pages(self._pages, tokens, at, min(at + self.runner.chunk, end))
 
-    def submit_first_token(self, tokens: Sequence[int], start: int) -> None:
+    def prefill_and_submit_token(self, tokens: Sequence[int], start: int) -> None:
         """See `SequenceExecutor`; the last piece is as large as the scheduler's."""
         last, chunk = len(tokens) - 1, self.runner.chunk
         whole = start + max(0, last - 1 - start) // chunk * chunk
         self.fill_cache(tokens, start, whole)
         self._text, self._token = list(tokens), None
         row = StepRow(tokens[last], last, self._pages, DrawRequest(_GREEDY, self._text))
-        self.runner.submit_first_token(row, whole)
+        self.runner.prefill_and_submit_token(row, whole)
 
     def submit_step(self, token: int | None = None, position: int = 0) -> None:
         """See `SequenceExecutor`."""

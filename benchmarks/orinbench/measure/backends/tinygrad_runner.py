@@ -44,7 +44,7 @@ from orinbench.measure.backends.timed_models import (
     Timed,
     TimedScheduler,
     load_network,
-    make_network_runner,
+    make_serving_runner,
     prompt_chunk_length,
     token_kernels_and_launches,
 )
@@ -125,7 +125,7 @@ class TinygradRunner:
         if isinstance(timed, TimedScheduler):
             timed.time_answers([ids], 1)
         else:
-            timed.submit_first_token(ids, 0)
+            timed.prefill_and_submit_token(ids, 0)
             timed.wait_for_token()
         spent = self._meters.compile_totals_since((0.0, 0.0, 0))
         return LoadReport(
@@ -138,7 +138,7 @@ class TinygradRunner:
         network = load_network(load)
         if load.mmproj is not None:
             self._seeing = VisionModel(network, Path(load.mmproj), str(Device.DEFAULT))
-        return TimedScheduler(make_network_runner(network, load.sequences))
+        return TimedScheduler(make_serving_runner(network, load.sequences))
 
     def generate_greedily(
         self, asked: LoadRequest, prompts: Sequence[Sequence[int]], n_tokens: int
@@ -218,7 +218,7 @@ class TinygradRunner:
         if n_tokens:
             prompt = self._random_ids(draw, n_tokens)
             for _ in range(_CALLS_TO_CAPTURE):
-                timed.submit_first_token(prompt, 0)
+                timed.prefill_and_submit_token(prompt, 0)
         if case.n_gen:
             for token in self._random_ids(draw, _CALLS_TO_CAPTURE):
                 timed.submit_step(token, 0)
@@ -253,12 +253,12 @@ class TinygradRunner:
         prompt = self._random_ids(draw, case.n_depth + case.n_prompt)
         tokens = self._random_ids(draw, case.n_gen)
         if case.n_depth:
-            timed.submit_first_token(prompt[: case.n_depth], 0)
+            timed.prefill_and_submit_token(prompt[: case.n_depth], 0)
         synchronize_device()
         compiled = self._meters.compiled
         start = time.perf_counter_ns()
         if case.n_prompt:
-            timed.submit_first_token(prompt, case.n_depth)
+            timed.prefill_and_submit_token(prompt, case.n_depth)
             synchronize_device()
         for position, token in enumerate(tokens, len(prompt)):
             timed.submit_step(token, position)
@@ -317,7 +317,7 @@ class TinygradRunner:
         if isinstance(timed, TimedScheduler):
             token = timed.time_answers([[*ids]], 1)[2][0][0]
         else:
-            timed.submit_first_token(ids, 0)
+            timed.prefill_and_submit_token(ids, 0)
             token = timed.wait_for_token()
         answer.push(token)
         ns = time.perf_counter_ns() - start
@@ -332,7 +332,7 @@ class TinygradRunner:
 
     def _time_encoder(self, case: Case) -> Sample:
         """Time an encoder: from a picture's tiles of pixels to its rows on the host."""
-        picture = self._vision_model.encoder.make_picture(self._draw_jpeg(case))
+        picture = self._vision_model.encoder.prepare_picture(self._draw_jpeg(case))
         synchronize_device()
         compiled, start = self._meters.compiled, time.perf_counter_ns()
         rows = picture.encoded_rows
@@ -342,7 +342,7 @@ class TinygradRunner:
     def _compare_encoder_with_reference(self, case: Case) -> RowCheckResult:
         """Compare an encoder's rows with those in float64, on a GPU with those of the CPU's."""
         encoder = self._vision_model.encoder
-        picture = encoder.make_picture(self._draw_jpeg(case))
+        picture = encoder.prepare_picture(self._draw_jpeg(case))
         tiles = picture.tiles
         if Device.DEFAULT == "CPU":
             reference, against = VisionReference(encoder.gguf.path), "the float64 reference"

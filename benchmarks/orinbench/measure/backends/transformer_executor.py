@@ -64,7 +64,7 @@ class TransformerExecutor(SequenceExecutor):
             self._out = self._model(ids[:, bound : bound + width], bound, self._temperature)
             self._out.realize()
 
-    def submit_first_token(self, tokens: Sequence[int], start: int) -> None:
+    def prefill_and_submit_token(self, tokens: Sequence[int], start: int) -> None:
         """Compute tokens[start:], and the token behind them."""
         self.fill_cache(tokens, start, len(tokens))
         self._last = tokens[-1], len(tokens) - 1

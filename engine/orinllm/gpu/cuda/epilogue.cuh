@@ -1,4 +1,4 @@
-// What becomes of a product's sums.
+// What becomes of a product: activations (GELU, SiLU), gates, additions, factors.
 #pragma once
 #include "gpu.cuh"
 

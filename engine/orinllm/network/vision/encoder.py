@@ -178,7 +178,7 @@ class MmprojConfig:
             return None
         return height // self.encoder.block_side_pixels, width // self.encoder.block_side_pixels
 
-    def largest_tile_row_count(self, context: int) -> int:
+    def most_embeddings_of_tile(self, context: int) -> int:
         """Return the rows of the largest tile that a context has room for."""
         if self.encoder.free is None:
             return self.n_rows

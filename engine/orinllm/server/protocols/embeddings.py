@@ -12,7 +12,7 @@ from orinllm.batching.sequence import ScheduledSequence
 from orinllm.choose.pooling import PooledStates
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.server.choices import EndSink, EventBridge
+from orinllm.server.choices import EventBridge, TokenlessSink
 from orinllm.server.engine import ServedModel
 from orinllm.server.errors import (
     ApiError,
@@ -122,7 +122,7 @@ class EmbeddingsAnswer:
             Sampling(temperature=0),
             0,
             frozenset(),
-            EndSink(self._post, self.run.events),
+            TokenlessSink(self._post, self.run.events),
             reuse=reuse,
             client=self._client,
             hidden_states=pool.add_states,

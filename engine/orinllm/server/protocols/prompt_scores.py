@@ -11,7 +11,7 @@ import numpy as np
 
 from orinllm.batching.sequence import ScheduledSequence
 from orinllm.choose.sampling import Logprobs, Sampling, Words
-from orinllm.server.choices import ChoiceEvent, EndSink, EventBridge
+from orinllm.server.choices import ChoiceEvent, EventBridge, TokenlessSink
 from orinllm.server.engine import ServedModel
 from orinllm.server.errors import sequence_failed_error
 from orinllm.server.protocols.requests import CommonFields
@@ -77,7 +77,7 @@ class ForcedTokensConstraint:
         self.is_complete = self._at == len(self._tokens)
 
 
-class _LogprobsSink(EndSink):
+class _LogprobsSink(TokenlessSink):
     """Keeps what comes."""
 
     def __init__(self, post: EventBridge, events: "asyncio.Queue[ChoiceEvent]") -> None:

@@ -209,7 +209,7 @@ class NvMapFile(DeviceFile):
         args["dup_handle"] = twin.id
 
     @ioctl_handler("NVMAP_IOC_FROM_VA")
-    def handle_from_va(self, args: StructBytes) -> None:
+    def create_handle_from_va(self, args: StructBytes) -> None:
         """A handle for pages that the client has already."""
         va, flags = args["va"], args["flags"]
         if va % PAGE:

@@ -1,4 +1,4 @@
-"""cvt and cvta as C (PTX ISA 9.7.9)."""
+"""cvt and cvta as calls of c/numbers.h, which rounds (PTX ISA 9.7.9)."""
 
 from __future__ import annotations
 

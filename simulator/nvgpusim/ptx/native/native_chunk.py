@@ -117,7 +117,7 @@ class NativeChunk:
         self._allocate_registers()
         self._set_geometry()
         self._set_launch_constants()
-        self._zero_unwritten_registers()
+        self._set_unwritten_registers_to_zero()
 
     def double_copy_room(self) -> None:
         """Room for as many copies once more."""
@@ -139,7 +139,7 @@ class NativeChunk:
             start += size
         self.places = np.array(places, np.uint64)
 
-    def _zero_unwritten_registers(self) -> None:
+    def _set_unwritten_registers_to_zero(self) -> None:
         """Registers that a kernel reads and has not written are 0."""
         for n, index in enumerate(self.native.code.kept):
             if n in self.native.zeros:
@@ -216,7 +216,7 @@ class NativeChunk:
         if self.watcher is not None:
             st.shadow = launch.watch.make_shadow(st)
             self.watcher.reuse_for_chunk(st)
-        self._zero_unwritten_registers()
+        self._set_unwritten_registers_to_zero()
 
     def on_chunk_end(self) -> None:
         """The chunk has ended: copies that nobody waited for still read their sources."""

@@ -31,7 +31,7 @@ def test_identity_is_of_this_machine(check: DeviceCheck) -> None:
 
 def test_a_step_that_needs_something_says_what(check: DeviceCheck) -> None:
     with pytest.raises(StepNotPossible, match="there is no trace"):
-        steps.replay_trace(check, 1)
+        steps.replay_trace_on_model(check, 1)
 
 
 FASTER = {"baseline": "llama.cpp", "ratio": 1.5, "verdict": "faster"}
@@ -168,7 +168,7 @@ def test_a_gpu_program_that_ends_without_a_word(
     ends_as(sys.executable, "-c", "")
     (tmp_path / "trace.jsonl").touch()
     with pytest.raises(RuntimeError, match="no sum"):
-        steps.replay_trace(check, 60)
+        steps.replay_trace_on_model(check, 60)
     ends_as("sleep", "600", seconds=0.2)
     assert check.try_probe(ProbeRequest("smoke"), 7) == {"error": "not done in 7 s"}
     with pytest.raises(StepOutOfTime):

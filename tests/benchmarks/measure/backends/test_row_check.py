@@ -66,8 +66,8 @@ class Faulty:
         self._real.submit_step(rows)
         self._at, self._steps = rows[0].position, self._steps + 1
 
-    def submit_first_token(self, row: Any, start: int) -> None:
-        self._real.submit_first_token(row, start)
+    def prefill_and_submit_token(self, row: Any, start: int) -> None:
+        self._real.prefill_and_submit_token(row, start)
         self._at, self._steps = row.position, 0
 
     def last_logits(self) -> Any:

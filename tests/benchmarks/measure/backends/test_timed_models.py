@@ -35,7 +35,7 @@ class FakeRunner:
     def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
 
-    def submit_first_token(self, row: StepRow, start: int) -> None:
+    def prefill_and_submit_token(self, row: StepRow, start: int) -> None:
         self.calls.append(("begin", list(row.draw.before[start:]), start))
         self.rows = [row]
 

@@ -1,4 +1,4 @@
-// Arithmetic of one lane, to the bit that of an H200.
+// Arithmetic, rounding and conversions of one lane, to the bit those of an H200.
 #include <fenv.h>
 #include <math.h>
 #include <stdint.h>
