@@ -3,7 +3,7 @@
 Says what it will erase and install, asks once, and starts a unit that does it: what happens to the
 terminal or to ssh is nothing to it. The same command watches a unit that runs, and goes on where a
 power cut ended one: a disk that this program has made is not made again. The image says what is
-installed in ORIN_INSTALL, a InstallJob as JSON. Runs as root.
+installed in ORIN_INSTALL, an InstallJob as JSON. Runs as root.
 """
 
 import argparse

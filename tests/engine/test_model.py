@@ -289,11 +289,23 @@ def test_prompts_that_are_none(smol: Model, prompt: Any, says: str) -> None:
         smol.generate(prompt)
 
 
+class NeverComplete:
+    """A constraint that does not say when an answer is complete."""
+
+    def allowed_mask(self) -> None: ...
+
+    def take_token(self, token: int) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"sampling": "greedy"}, "sampling: a str; a Sampling was expected"),
         ({"constraint": "json"}, "constraint: a str; one of text/grammar.py was"),
+        (
+            {"constraint": NeverComplete()},
+            "constraint: a NeverComplete; one of text/grammar.py was",
+        ),
         ({"max_tokens": np.int64(0)}, "max_tokens: .*0.* was given"),
     ],
 )

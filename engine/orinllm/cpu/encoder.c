@@ -6,7 +6,7 @@
 // Roles: every product is of DEEP rows and a panel, [column][PANEL]: rows of weights; queries, for
 //   scores; scores themselves, for the values that they mix. A core has panels in its scratch.
 // Units: rows, columns and strides count elements.
-// The struct is mirrored by ctypes in encoder.py.
+// The struct is mirrored by ctypes in picture_encoder.py.
 #if defined(__AVX512F__) || defined(__aarch64__)  // 32 registers
 #define DEEP 12
 #else

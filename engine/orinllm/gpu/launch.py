@@ -7,7 +7,7 @@ A launch's constants become those of a CUDA struct, so that `rows_per_item=2` in
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from tinygrad import Device, dtypes
@@ -261,6 +261,10 @@ class LaunchGraph:
             for launch in self.launches
         ]
 
+    @cached_property
+    def _watched_calls(self) -> list[UOp]:
+        return self._make_calls()
+
     def _make_linear(self) -> UOp:
         # Calls of its own: tinygrad would give turns with the same ones the same graph.
         calls, graphed = self._make_calls(), Device[self._device].graph is not None and JIT == 1
@@ -277,7 +281,7 @@ class LaunchGraph:
     def start(self) -> None:
         """Start the launches; nothing is waited for but more than `turns` runs."""
         if self.seen is not None:
-            for number, call in enumerate(self._make_calls()):
+            for number, call in enumerate(self._watched_calls):
                 run_linear(UOp(Ops.LINEAR, dtypes.void, (call,)), jit=True)
                 self.seen(number)
             return
