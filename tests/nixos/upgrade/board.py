@@ -349,9 +349,22 @@ class Board:
                 continue
             jobs = machine.run("sh", "-c", BUSY, check=False)
             if jobs.returncode == 0 and not jobs.stdout.strip():
-                journal = machine.run("journalctl", "--no-pager", "--output=cat", check=False)
+                journal = self._journal_until_now(machine, end)
                 self.journal += journal.stdout
                 return journal.returncode == 0
             time.sleep(0.2)
         assert machine.ended(), f"the board does not settle:\n{jobs}\n{self.journal}"
         return False
+
+    def _journal_until_now(
+        self, machine: Machine, end: float
+    ) -> "subprocess.CompletedProcess[str]":
+        """Journal with a line that is written now: journald may be behind what has ended."""
+        mark = f"settled {time.monotonic_ns()}"
+        machine.run("sh", "-c", f"echo {mark} | systemd-cat", check=False)
+        while True:
+            journal = machine.run("journalctl", "--no-pager", "--output=cat", check=False)
+            late = machine.ended() or time.monotonic() > end
+            if late or journal.returncode or mark in journal.stdout:
+                return journal
+            time.sleep(0.1)

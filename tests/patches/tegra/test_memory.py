@@ -262,8 +262,8 @@ board_memory.SYSTEM, board_memory.CMA = board_memory.SYSTEM >> 4, board_memory.C
 from orinllm import loader
 from orinllm.batching import fused_runner
 from orinllm.errors import DeviceFault
-from orinllm.gpu import fused, weights
-fused.FusedExecutor = lambda memory: SimpleNamespace(memory=memory)  # no kernels
+from orinllm.gpu import fused_executor, weights
+fused_executor.FusedExecutor = lambda memory: SimpleNamespace(memory=memory)  # no kernels
 fused_runner.FusedRunner = lambda executor, slots, deterministic: executor
 d = Device["NV"]
 d.iface._give_up_files = lambda: None
