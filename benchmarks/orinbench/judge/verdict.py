@@ -222,14 +222,16 @@ def holm_adjusted(comparisons: Sequence[Comparison], questions: int = 1) -> list
     still_open = sum(p >= SIGNIFICANCE for p in corrected)
     each = iter(corrected)
     return [
-        _with_adjusted_p(comparison, next(each), questions * len(tested), questions * still_open)
+        _with_verdict_and_interval(
+            comparison, next(each), questions * len(tested), questions * still_open
+        )
         if comparison.verdict not in UNJUDGED
         else comparison
         for comparison in comparisons
     ]
 
 
-def _with_adjusted_p(
+def _with_verdict_and_interval(
     comparison: Comparison, p_value: float, tests: int, still_open: int
 ) -> Comparison:
     if p_value < SIGNIFICANCE:

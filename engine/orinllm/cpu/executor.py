@@ -76,7 +76,7 @@ class CpuExecutor:
         # A core's inputs, or its scores of all positions.
         widest = max(op.cols for op in array)
         size = max(self._most * (widest + floats_for_rounded_inputs(widest)), max_context) + 64
-        self._state.scratch = program.named_floats_address("scratch", size * self._cores)
+        self._state.scratch = program.working_floats_address("scratch", size * self._cores)
         self._state.scratch_size = size
         self._state.progress = program.named_memory_address("progress", 8 * len(array))
 
@@ -235,7 +235,7 @@ class CpuExecutor:
         """
         if self._remembered is None:
             shape = self.slots, self.context, self.config.dim
-            address = self._lowered.named_floats_address("remembered", math.prod(shape))
+            address = self._lowered.working_floats_address("remembered", math.prod(shape))
             raw = (ctypes.c_float * math.prod(shape)).from_address(address)
             self._remembered = np.ctypeslib.as_array(raw).reshape(shape)
         return self._remembered

@@ -28,7 +28,7 @@ from orinllm.network.vision.encoder import (
 from orinllm.network.vision.header import tensor_values
 from orinllm.network.vision.patches import (
     PatchArrangement,
-    arrange_patches,
+    arrangement_of_grid,
     interpolate_rows,
     normed_patches,
     query_blocks_with_keys,
@@ -82,7 +82,7 @@ class CpuPictureEncoder:
 
     def _encode_tile(self, tile: Pixels) -> Floats:
         encoder = self._encoder
-        arranged = arrange_patches(
+        arranged = arrangement_of_grid(
             encoder, *(side // encoder.shape.patch for side in tile.shape[:2])
         )
         stages = _TileStages(encoder, self._weights, arranged, normed_patches(encoder, tile))

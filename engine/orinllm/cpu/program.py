@@ -127,12 +127,12 @@ class LoweredModel:
         self._held: dict[str, tuple[mmap.mmap, int]] = {}
         self._tables: dict[Rope, int] = {}
         self._slots, self._most = slots, most
-        self.x = self.named_floats_address(X, most * config.dim)
-        self.logits = self.named_floats_address("logits", MOST_ROWS * config.vocab_size)
+        self.x = self.working_floats_address(X, most * config.dim)
+        self.logits = self.working_floats_address("logits", MOST_ROWS * config.vocab_size)
         # Of each slot: all recurrent states, one after the other.
-        self.states = self.named_floats_address("states", slots * config.n_state_floats)
+        self.states = self.working_floats_address("states", slots * config.n_state_floats)
         # As those of a slot, behind each of a run's tokens that may be guessed wrong.
-        self.behind = self.named_floats_address(
+        self.behind = self.working_floats_address(
             "states behind", (MOST_ROWS - 1) * config.n_state_floats
         )
         self._states_used = 0
@@ -150,14 +150,14 @@ class LoweredModel:
             self._held[name] = zeroed_mapping_with_address(n_bytes)
         return self._held[name][1]
 
-    def named_floats_address(self, name: str, count: int) -> int:
+    def working_floats_address(self, name: str, count: int) -> int:
         """Return the address of so many floats of a name."""
         return self.named_memory_address(name, 4 * count)
 
     def value_address(self, name: str) -> int:
         """Return the address of a value of the layers, as wide as it is in the widest of them."""
         widths = self.config.value_widths
-        return self.x if name == X else self.named_floats_address(name, self._most * widths[name])
+        return self.x if name == X else self.working_floats_address(name, self._most * widths[name])
 
     def _lower_embedding(self) -> OpStruct:
         dim, scale = self.config.dim, self.config.embedding_scale
@@ -175,7 +175,7 @@ class LoweredModel:
     @property
     def mtp_input_address(self) -> int:
         """The address of a token's normed embedding and the normed state before it, as floats."""
-        return self.named_floats_address("joined", self._most * 2 * self.config.dim)
+        return self.working_floats_address("joined", self._most * 2 * self.config.dim)
 
     def _lower_layer_embeddings(self) -> list[OpStruct]:
         """Return what makes the embeddings of each layer; their table's rows come with a run."""
@@ -200,7 +200,7 @@ class LoweredModel:
     def layer_embeddings_address(self) -> int:
         """The address of a run's rows of the table of embeddings by layer, as floats."""
         wide = self.config.layer_embedding * len(self.config.layers)
-        return self.named_floats_address("rows of per_layer_token_embd", self._most * wide)
+        return self.working_floats_address("rows of per_layer_token_embd", self._most * wide)
 
     def _lower_output_head(self) -> OpStruct:
         own = self.config.rows_of_matrix("output").tensor in self._gguf.tensors
@@ -240,7 +240,7 @@ class LoweredModel:
 
     def deepstack_rows_address(self, part: int) -> int:
         """Return the address of what rows of pictures have beside their embeddings, as floats."""
-        return self.named_floats_address(f"beside {part}", self._most * self.config.dim)
+        return self.working_floats_address(f"beside {part}", self._most * self.config.dim)
 
     def _lower_activation(self, activate: Activate, widths: _Widths) -> OpStruct:
         width, out = widths[activate.out], self.value_address(activate.out)
@@ -339,10 +339,10 @@ class LoweredModel:
         if step.post is not None:
             raise BadInput(f"{self._gguf.path}: experts with norms behind them do not run on a CPU")
         norm = self._norm_address(prefix, step.norm)
-        hidden = self.named_floats_address(
+        hidden = self.working_floats_address(
             f"experts of {experts.hidden}", self._most * experts.hidden * experts.used
         )
-        router = self.named_floats_address("router", self._most * self._largest_expert_count)
+        router = self.working_floats_address("router", self._most * self._largest_expert_count)
         routing: dict[str, Any] = {
             "router": router,
             "experts": experts.count,

@@ -21,7 +21,7 @@ from orinllm.gpu.steps.picture import PictureLowering
 from orinllm.gpu.weights import floats_on_device
 from orinllm.network.vision.encoder import Encoder
 from orinllm.network.vision.header import tensor_values
-from orinllm.network.vision.patches import arrange_patches, normed_patches
+from orinllm.network.vision.patches import arrangement_of_grid, normed_patches
 from orinllm.network.vision.pictures import Floats, Pixels
 
 # Shapes of pictures whose launches are kept.
@@ -119,7 +119,7 @@ class FusedPictureEncoder:
         return self._lists[shape]
 
     def _make_picture_lowering(self, rows: int, columns: int) -> PictureLowering:
-        arranged = arrange_patches(self._encoder, rows, columns)
+        arranged = arrangement_of_grid(self._encoder, rows, columns)
         return PictureLowering(self._encoder, self._weights, self._room, arranged)
 
 

@@ -186,7 +186,7 @@ class Fields:
         if value is not None and value not in harmless:
             raise unsupported_error(self.path_of(name), why)
 
-    def note_unread(self) -> None:
+    def note_unread_or_raise(self) -> None:
         """Note fields that were not read."""
         for name, value in self._body.items():
             if name not in self._read and value is not None:

@@ -41,7 +41,7 @@ def compatible_names(files: FileReader) -> list[str]:
     return (device_tree_text(files, "compatible") or "").split("\0")
 
 
-def sm_count_from_mask(board: list[str], tpc_pg_mask: int | None) -> int | None:
+def most_sms_by_gating_mask(board: list[str], tpc_pg_mask: int | None) -> int | None:
     """Multiprocessors that sysfs lets one conclude: those of the module less the gated ones.
 
     A part with TPCs missing from the factory may gate some that it never had, so the count is
@@ -94,7 +94,9 @@ def read_gpus(files: FileReader) -> Readings:
                 governor=files.text(f"{node}/governor") if entry else None,
                 railgate=None if gate is None else gate != 0,
                 tpc_pg_mask=mask,
-                sms=sm_count_from_mask(compatible_names(files), mask) if mask is not None else None,
+                sms=most_sms_by_gating_mask(compatible_names(files), mask)
+                if mask is not None
+                else None,
             )
         )
     return Readings(gpus=tuple(gpus))

@@ -7,7 +7,7 @@ from orinboard.files import FileReader, Roots
 from orinboard.readings import EngineClock, Readings
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import ACTMON, read_debugfs, read_devfreq_engines
-from orinboard.sensors.gpu import sm_count_from_mask
+from orinboard.sensors.gpu import most_sms_by_gating_mask
 from orinboard.sensors.rapl import read_rapl
 from orinboard.sensors.thermal import read_coolings, read_zones
 from orinboard.sources import SOURCES
@@ -64,7 +64,7 @@ def errors(roots: Roots) -> set[tuple[str, str]]:
     ],
 )
 def test_multiprocessors_from_sysfs(board: str, mask: int | None, sms: int | None) -> None:
-    assert sm_count_from_mask([board], mask) == sms
+    assert most_sms_by_gating_mask([board], mask) == sms
 
 
 def test_rapl_counts_packages_and_their_memory_once(show: Show) -> None:

@@ -88,7 +88,7 @@ class PatchArrangement:
     back: Places
 
 
-def arrange_patches(encoder: Encoder, rows: int, columns: int) -> PatchArrangement:
+def arrangement_of_grid(encoder: Encoder, rows: int, columns: int) -> PatchArrangement:
     """Return the arrangement of a grid of patches."""
     places, each = patch_places(rows, columns, encoder.merge), encoder.merge**2
     if (free := encoder.free) is None:

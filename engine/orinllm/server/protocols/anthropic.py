@@ -43,7 +43,7 @@ def read_count_tokens_request(fields: Fields) -> ChatRequest:
     metadata, client = fields.subfields("metadata"), None
     if metadata is not None:
         client = metadata.text("user_id")
-        metadata.note_unread()
+        metadata.note_unread_or_raise()
     fields.ignore_unless("service_tier", ("auto", "standard_only"), "there is one tier")
     for name in ("container", "mcp_servers"):
         fields.refuse_unless(name, ([],), "this server runs nothing")
@@ -66,7 +66,7 @@ def read_count_tokens_request(fields: Fields) -> ChatRequest:
     shape, effort = _read_shape_and_effort(fields)
     tools = _read_tools(fields)
     request = ChatRequest(common, _read_messages(fields), tools, shape, effort, thinking)
-    fields.note_unread()
+    fields.note_unread_or_raise()
     return request
 
 
@@ -77,7 +77,7 @@ def _read_thinking(fields: Fields) -> bool | None:
     kind = part.one_of("type", ("enabled", "disabled", "adaptive"), None)
     part.ignore_unless("budget_tokens", (), "thoughts have no length of their own")
     part.ignore_unless("display", (), "thoughts come as they are")
-    part.note_unread()
+    part.note_unread_or_raise()
     return None if kind in (None, "adaptive") else kind == "enabled"
 
 
@@ -89,9 +89,9 @@ def _read_shape_and_effort(fields: Fields) -> tuple[AnswerShape | None, str | No
     if (form := part.subfields("format")) is not None:
         form.one_of("type", ("json_schema",), None)
         shape = AnswerShape("schema", form.required("schema"), form.path_of("schema"))
-        form.note_unread()
+        form.note_unread_or_raise()
     effort = read_reasoning_effort(part, "effort")
-    part.note_unread()
+    part.note_unread_or_raise()
     return shape, effort
 
 
@@ -106,7 +106,7 @@ def _read_tools(fields: Fields) -> OfferedTools:
             function["description"] = description
         function["parameters"] = part.mapping("input_schema") or {"type": "object"}
         part.boolean("strict", True)
-        part.note_unread()
+        part.note_unread_or_raise()
         tools.append({"type": "function", "function": function})
     refuse_lone_hosted_tools(others, bool(tools))
     choice = fields.subfields("tool_choice")
@@ -121,7 +121,7 @@ def _read_tools(fields: Fields) -> OfferedTools:
         forced = [*tools]
         if not tools:
             raise invalid_error("tool_choice", "needs tools")
-    choice.note_unread()
+    choice.note_unread_or_raise()
     return OfferedTools() if kind == "none" else OfferedTools(tuple(tools), tuple(forced), parallel)
 
 
@@ -141,7 +141,7 @@ def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
             messages.append({"role": role, "content": content})
         else:
             messages += _messages_of_blocks(part, str(role))
-        part.note_unread()
+        part.note_unread_or_raise()
     return tuple(messages)
 
 
@@ -177,7 +177,7 @@ def _messages_of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
             block.ignore_unless("data", (), "is another server's")
         else:
             raise unsupported_error(block.path_of("type"), READS)
-        block.note_unread()
+        block.note_unread_or_raise()
     seen = any(each["type"] == "image" for each in parts)
     message["content"] = parts if seen else "\n".join(each["text"] for each in parts)
     if calls:
@@ -195,7 +195,7 @@ def _read_picture(block: Fields) -> dict[str, Any]:
     picture = (picture_part_of_base64 if kind == "base64" else picture_part_of_url)(
         source.required_text(name), source.path_of(name)
     )
-    source.note_unread()
+    source.note_unread_or_raise()
     return picture
 
 

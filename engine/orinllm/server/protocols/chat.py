@@ -57,7 +57,7 @@ def read_chat(fields: Fields) -> ChatRequest:
     fields.refuse_unless("web_search_options", (), "this server searches nothing")
     fields.refuse_unless("functions", ([],), "was replaced by tools")
     fields.refuse_unless("function_call", ("none", "auto"), "was replaced by tool_choice")
-    fields.note_unread()
+    fields.note_unread_or_raise()
     return request
 
 
@@ -71,7 +71,7 @@ def read_common_fields(fields: Fields, max_tokens: int | None, top: int | None) 
             fields.notes.note_or_raise("stream_options", "needs stream to be true", "invalid_value")
         include_usage = options.boolean("include_usage", False)
         options.ignore_unless("include_obfuscation", (False,), "is not supported")
-        options.note_unread()
+        options.note_unread_or_raise()
     client = fields.text("user")
     return CommonFields(
         model=fields.model(),
@@ -189,7 +189,7 @@ def _read_response_format(fields: Fields) -> AnswerShape | None:
                 "response_format.json_schema", "is missing", "missing_required_parameter"
             )
         schema = read_named_schema(inner)
-    part.note_unread()
+    part.note_unread_or_raise()
     return None if schema is None else AnswerShape("schema", schema, "response_format")
 
 
@@ -199,7 +199,7 @@ def read_named_schema(part: Fields) -> Any:
     part.text("description")
     part.boolean("strict", True)
     schema = _read_schema(part, "schema")
-    part.note_unread()
+    part.note_unread_or_raise()
     return {"type": "object"} if schema is None else schema
 
 
@@ -216,7 +216,7 @@ def _read_vllm_and_llama_shapes(fields: Fields) -> list[AnswerShape | None]:
     if part is not None:
         found = [_read_structured_field(part, name, name) for name in _STRUCTURED]
         part.boolean("disable_any_whitespace", False)
-        part.note_unread()
+        part.note_unread_or_raise()
     found += [_read_structured_field(fields, f"guided_{name}", name) for name in _STRUCTURED]
     found += [_read_structured_field(fields, "json_schema", "json")]
     grammar = fields.text("grammar")
@@ -273,7 +273,7 @@ def read_tools(fields: Fields, flat: bool = False) -> OfferedTools:
         function = part if flat else part.subfields("function")
         assert function is not None
         tools.append(_function_tool(function))
-        part.note_unread()
+        part.note_unread_or_raise()
     refuse_lone_hosted_tools(others, bool(tools))
     parallel = fields.boolean("parallel_tool_calls", True)
     choice = fields.value("tool_choice")
@@ -290,7 +290,7 @@ def _function_tool(function: Fields) -> dict[str, Any]:
     if (parameters := function.mapping("parameters")) is not None:
         named["parameters"] = parameters
     function.boolean("strict", True)
-    function.note_unread()
+    function.note_unread_or_raise()
     return {"type": "function", "function": named}
 
 
@@ -318,8 +318,8 @@ def _forced_tools(fields: Fields, choice: Any, tools: list[Any]) -> list[Mapping
     # The Responses API has the name where it stands, chats have it one level deeper.
     function = part.subfields("function") or part
     name = function.required_text("name")
-    function.note_unread()
-    part.note_unread()
+    function.note_unread_or_raise()
+    part.note_unread_or_raise()
     return require_tools_named(tools, name)
 
 
@@ -370,7 +370,7 @@ def _read_message(part: Fields) -> dict[str, Any]:
             part.refuse_unless(other, ([], ""), "is not supported")
         for other in ("refusal", "annotations"):
             part.ignore_unless(other, ([], ""), "is not supported")
-    part.note_unread()
+    part.note_unread_or_raise()
     return message
 
 
@@ -382,13 +382,13 @@ def _read_content_part(part: Fields) -> dict[str, Any]:
         assert inner is not None
         picture = picture_part_of_url(inner.required_text("url"), inner.path_of("url"))
         inner.text("detail")
-        inner.note_unread()
-        part.note_unread()
+        inner.note_unread_or_raise()
+        part.note_unread_or_raise()
         return picture
     if kind not in ("text", "refusal"):
         raise unsupported_error(part.path_of("type"), READS)
     text = part.required_text(kind)
-    part.note_unread()
+    part.note_unread_or_raise()
     return {"type": "text", "text": text}
 
 
@@ -403,6 +403,6 @@ def _read_tool_call(part: Fields) -> dict[str, Any]:
         "name": function.required_text("name"),
         "arguments": function.required_text("arguments"),
     }
-    function.note_unread()
-    part.note_unread()
+    function.note_unread_or_raise()
+    part.note_unread_or_raise()
     return call

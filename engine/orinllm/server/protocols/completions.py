@@ -27,5 +27,5 @@ def read_completion(fields: Fields) -> CompletionRequest:
     prompts = read_texts_or_tokens(fields.required("prompt"), "prompt")
     request = CompletionRequest(common, prompts, echo, read_answer_shape(fields))
     note_service_fields(fields)
-    fields.note_unread()
+    fields.note_unread_or_raise()
     return request

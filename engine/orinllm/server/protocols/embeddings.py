@@ -58,7 +58,7 @@ def read_embeddings(fields: Fields) -> EmbeddingRequest:
         fields.text("user") or "",
         fields.notes,
     )
-    fields.note_unread()
+    fields.note_unread_or_raise()
     return request
 
 

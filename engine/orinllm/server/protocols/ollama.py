@@ -41,7 +41,7 @@ def read_chat(fields: Fields) -> ChatRequest:
     tools = read_tools(fields)
     messages = _read_messages(fields)
     request = ChatRequest(common, messages, tools, _read_answer_shape(fields), effort, thinking)
-    fields.note_unread()
+    fields.note_unread_or_raise()
     return request
 
 
@@ -55,7 +55,7 @@ def read_generate(fields: Fields) -> ChatRequest | CompletionRequest:
     pictures = _read_pictures(fields)
     fields.ignore_unless("context", ([],), "was replaced by /api/chat")
     raw = fields.boolean("raw", False)
-    fields.note_unread()
+    fields.note_unread_or_raise()
     if raw and pictures:
         raise invalid_error("images", "a raw prompt has no place for pictures")
     if raw and prompt:
@@ -78,7 +78,7 @@ def read_embed(fields: Fields) -> EmbeddingRequest:
     fields.value("keep_alive")  # the model stays, however long that says
     dimensions = fields.optional_integer("dimensions", 1, MOST_TOKENS)
     model = untagged_name(fields.model())
-    fields.note_unread()
+    fields.note_unread_or_raise()
     return EmbeddingRequest(model, texts, False, dimensions, notes=fields.notes)
 
 
@@ -95,7 +95,7 @@ def _read_common_fields(fields: Fields) -> CommonFields:
     )
     for name in ("num_ctx", "num_batch", "num_gpu", "num_thread", "num_keep", "use_mmap"):
         options.ignore_unless(name, (), "is the server's own choice")
-    options.note_unread()
+    options.note_unread_or_raise()
     return common
 
 
@@ -172,11 +172,11 @@ def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
             name = inner.required_text("name")
             arguments = json.dumps(inner.mapping("arguments") or {}, ensure_ascii=False)
             inner.value("index")
-            inner.note_unread()
+            inner.note_unread_or_raise()
             called[name] = call_id
             function = {"name": name, "arguments": arguments}
             calls.append({"type": "function", "id": call_id, "function": function})
-            call.note_unread()
+            call.note_unread_or_raise()
         if calls:
             message["tool_calls"] = calls
         if role == "tool":
@@ -184,7 +184,7 @@ def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
             given = part.text("tool_call_id")
             message |= {"tool_call_id": given or called.get(name, "call00000")}
             message |= {"name": name} if name else {}
-        part.note_unread()
+        part.note_unread_or_raise()
         messages.append(message)
     return tuple(messages)
 

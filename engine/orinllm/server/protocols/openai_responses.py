@@ -43,7 +43,7 @@ def read_responses_request(fields: Fields) -> ChatRequest:
     options = fields.subfields("stream_options")
     if options is not None:
         options.ignore_unless("include_obfuscation", (False,), "is not supported")
-        options.note_unread()
+        options.note_unread_or_raise()
     common = CommonFields(
         model=fields.model(),
         sampling=read_sampling(fields),
@@ -59,7 +59,7 @@ def read_responses_request(fields: Fields) -> ChatRequest:
     request = ChatRequest(
         common, _read_messages(fields), tools, shape, _read_reasoning_effort(fields)
     )
-    fields.note_unread()
+    fields.note_unread_or_raise()
     return request
 
 
@@ -69,7 +69,7 @@ def _read_reasoning_effort(fields: Fields) -> str | None:
         return None
     effort = read_reasoning_effort(part, "effort")
     part.ignore_unless("summary", (), "thoughts come as they are")
-    part.note_unread()
+    part.note_unread_or_raise()
     return effort
 
 
@@ -84,9 +84,9 @@ def _read_shape(fields: Fields) -> AnswerShape | None:
             shape = AnswerShape("schema", {"type": "object"}, "text.format")
         if kind == "json_schema":
             shape = AnswerShape("schema", read_named_schema(form), "text.format")
-        form.note_unread()
+        form.note_unread_or_raise()
     part.ignore_unless("verbosity", ("medium",), "models here know none")
-    part.note_unread()
+    part.note_unread_or_raise()
     return shape
 
 
@@ -100,7 +100,7 @@ def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
         return (*messages, {"role": "user", "content": given})
     for part in fields.subfields_of_each("input"):
         _add_item(messages, part)
-        part.note_unread()
+        part.note_unread_or_raise()
     if not messages:
         raise invalid_error("input", "is empty: at least one item is needed")
     return tuple(messages)

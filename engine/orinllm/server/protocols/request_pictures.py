@@ -66,7 +66,7 @@ def read_text_or_parts(
     found = []
     for inner in part.subfields_of_each(name):
         found.append(read_part(inner))
-        inner.note_unread()
+        inner.note_unread_or_raise()
     if any(each["type"] == "image" for each in found):
         return found
     return joint.join(each["text"] for each in found)

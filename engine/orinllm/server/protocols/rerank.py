@@ -41,7 +41,7 @@ def read_rerank(fields: Fields) -> RerankRequest:
     asked = EmbeddingRequest(
         model, (query, *documents), False, None, fields.text("user") or "", fields.notes
     )
-    fields.note_unread()
+    fields.note_unread_or_raise()
     return RerankRequest(asked, tuple(documents), top, shown)
 
 

@@ -36,12 +36,12 @@ def read_tokenize(fields: Fields) -> TokenizeRequest:
         fields.boolean("parse_special", False),
         fields.boolean("add_generation_prompt", True),
     )
-    fields.note_unread()
+    fields.note_unread_or_raise()
     return request
 
 
 def read_detokenize(fields: Fields) -> tuple[str | None, tuple[int, ...]]:
     """Read a request for tokens' text: the model, if it is said, and tokens; raises ApiError."""
     model, tokens = fields.text("model"), read_tokens(fields.required("tokens"), "tokens")
-    fields.note_unread()
+    fields.note_unread_or_raise()
     return model, tokens

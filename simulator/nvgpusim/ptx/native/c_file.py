@@ -50,7 +50,7 @@ def _case_statement(code: KernelCode, n: int) -> str:
     head = f"case {n}: c->at = {code.frame.numbers[id(instr)]};"
     group = code.texts[id(instr)].group
     if group is None:
-        return f"{head} {_memory_store_statement(code, instr)} break;"
+        return f"{head} {_ptx_store_statement(code, instr)} break;"
     call = group(lambda index: _register_memory_expression(code, index))
     if instr.guard is None:
         return f"{head} ok = {call}; break;"
@@ -59,7 +59,7 @@ def _case_statement(code: KernelCode, n: int) -> str:
     return f"{head} {{ {whole} ok = !c->n || {call}; c->n = all.n; c->lanes = all.lanes; }} break;"
 
 
-def _memory_store_statement(code: KernelCode, instr: Instr) -> str:
+def _ptx_store_statement(code: KernelCode, instr: Instr) -> str:
     store = code.texts[id(instr)].store
     assert store is not None
 

@@ -10,7 +10,7 @@ from .conversions import CONVERSIONS
 from .floating import FLOATING
 from .groups import GROUPS as WARPS
 from .groups import Writer
-from .memory import MEMORY, MemoryStore, is_ordering_access, make_memory_store
+from .memory import MEMORY, MemoryStore, make_memory_store, must_be_watched_in_turn
 from .operand_writer import KernelNumbering, OperandWriter, UnknownFormError
 from .tensor import TENSOR
 from .video import VIDEO
@@ -56,7 +56,7 @@ def instruction_to_c(instr: Instr, frame: KernelNumbering) -> InstructionText:
         raise words.make_error() from e
     if lines and instr.guard:
         lines = f"if ({guard_condition(instr)}) {{ {lines} }}"
-    return InstructionText(lines, alone=is_ordering_access(words))
+    return InstructionText(lines, alone=must_be_watched_in_turn(words))
 
 
 def _is_call_parameter_access(instr: Instr) -> bool:

@@ -20,7 +20,7 @@ MISS = "@MISS@"
 """Stands for the statement that gives up at address a of an access."""
 
 
-def is_ordering_access(w: OperandWriter) -> bool:
+def must_be_watched_in_turn(w: OperandWriter) -> bool:
     """True for what the sanitizer must see in its turn: see `Told` of watch.h."""
     return w.frame.watched and (w.has_modifier(*ORDERED) or w.i.op in ("membar", "fence"))
 
@@ -82,7 +82,7 @@ def _pointer_declaration(w: OperandWriter, space: str, size: int) -> str:
             "generic": "HIT, &og, &os, i, block",
         }[space]  # fmt: skip
         where = f"load_{space}(c, {before}, a, {size}, {site})"
-        if is_ordering_access(w):
+        if must_be_watched_in_turn(w):
             where = f"load_told(c, i, '{SPACE[space]}', a, {size}, {site})"
         if "HIT" in where:
             where = where.replace("HIT", w.frame.new_mapping_slot_expression())
@@ -190,7 +190,7 @@ def emit_hint_or_fence(w: OperandWriter) -> str:
     """Hints, and fences, which only the sanitizer needs to know: all accesses are in order here."""
     return (
         f"note_told(c->watch, 'f', 0, i, 0, 0, {w.frame.site_number(w.i)});"
-        if is_ordering_access(w)
+        if must_be_watched_in_turn(w)
         else ""
     )
 

@@ -210,11 +210,11 @@ class TokenReader:
             for name in names:
                 out.append(Variable(name, space, size, align or max(1, bits // 8) * count))
             if self.take_if("="):
-                self.take_initialiser(out[-1], max(1, bits // 8))
+                self.fill_variable_from_initialiser(out[-1], max(1, bits // 8))
             if not many or not self.take_if(","):
                 return out
 
-    def take_initialiser(self, variable: Variable, width: int) -> None:
+    def fill_variable_from_initialiser(self, variable: Variable, width: int) -> None:
         """Parse an initialiser into the variable."""
         data = bytearray()
 
