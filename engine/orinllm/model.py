@@ -322,8 +322,7 @@ class Model:
         how = Sampling() if sampling is None else sampling
         if not isinstance(how, Sampling):
             raise BadInput(f"sampling: a {type(how).__name__}; a Sampling was expected")
-        members = ("allowed_mask", "take_token", "is_complete")
-        if constraint is not None and not all(hasattr(constraint, name) for name in members):
+        if constraint is not None and not isinstance(constraint, TokenConstraint):
             what = type(constraint).__name__
             raise BadInput(f"constraint: a {what}; one of text/grammar.py was expected")
         ids = self.encode(prompt)

@@ -8,7 +8,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -29,10 +29,14 @@ class TokenSink(Protocol):
         ...
 
 
+@runtime_checkable
 class TokenConstraint(Protocol):
-    """Limits of an answer's text; `is_complete`: the answer ends behind the tokens it took."""
+    """Limits of an answer's text."""
 
-    is_complete: bool
+    @property
+    def is_complete(self) -> bool:
+        """Say whether the answer ends behind the tokens that were taken."""
+        ...
 
     def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""

@@ -142,7 +142,12 @@ class ConstraintIfFirstTokenFits:
     """Holds an answer that begins with a token of the inner constraint; another one is free."""
 
     def __init__(self, inner: MatcherConstraint) -> None:
-        self._inner, self._began, self._free, self.is_complete = inner, False, False, False
+        self._inner, self._began, self._free = inner, False, False
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether the answer ends behind the tokens that were taken."""
+        return self._inner.is_complete
 
     def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
@@ -155,7 +160,6 @@ class ConstraintIfFirstTokenFits:
             self._free = not self._began
         if not self._free:
             self._inner.take_token(token)
-            self.is_complete = self._inner.is_complete
 
 
 class MinTokensConstraint:
@@ -167,11 +171,16 @@ class MinTokensConstraint:
     def __init__(
         self, tokens: int, ends: frozenset[int], size: int, inner: TokenConstraint | None
     ) -> None:
-        self._left, self._inner, self.is_complete = tokens, inner, False
+        self._left, self._inner = tokens, inner
         self._all: Words = np.full((size + 31) // 32, 0xFFFFFFFF, np.uint32)
         self._some = self._all.copy()
         for token in ends:
             self._some[token // 32] &= ~np.uint32(1 << token % 32)
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether the answer ends behind the tokens that were taken."""
+        return self._inner is not None and self._inner.is_complete
 
     def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
@@ -187,7 +196,6 @@ class MinTokensConstraint:
         self._left -= 1
         if self._inner is not None:
             self._inner.take_token(token)
-            self.is_complete = self._inner.is_complete
 
 
 class _GuidanceVocabulary:

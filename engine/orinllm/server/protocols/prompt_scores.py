@@ -62,7 +62,12 @@ class ForcedTokensConstraint:
     """A constraint that allows one text, token by token."""
 
     def __init__(self, tokens: Sequence[int], size: int) -> None:
-        self._tokens, self._size, self._at, self.is_complete = tokens, size, 0, False
+        self._tokens, self._size, self._at = tokens, size, 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether the answer ends behind the tokens that were taken."""
+        return self._at == len(self._tokens)
 
     def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
@@ -74,7 +79,6 @@ class ForcedTokensConstraint:
     def take_token(self, token: int) -> None:
         """Go on behind a token of the answer, which may complete it."""
         self._at += 1
-        self.is_complete = self._at == len(self._tokens)
 
 
 class _LogprobsSink(TokenlessSink):
