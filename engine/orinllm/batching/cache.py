@@ -8,8 +8,9 @@ a chat's next question does.
 
 import hashlib
 import itertools
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -97,15 +98,25 @@ class PageStore(Protocol):
         ...
 
 
-class _CheckpointingStore:
+class _CheckpointingStore(ABC):
     """The part of a `PageStore` that checkpoints of recurrent states need, if it has any."""
 
     _checkpoints: StateCheckpoints | None
+
+    @abstractmethod
+    def _checkpoint_owner(self, lease: Lease) -> Hashable:
+        """Return whose checkpoints those of a sequence are, behind a whole page."""
 
     def prompt_piece_end(self, lease: Lease, start: int, end: int) -> int:
         """See `PageStore`."""
         kept = self._checkpoints
         return end if kept is None else kept.prompt_piece_end(start, end, len(lease.ids))
+
+    def claim_save_checkpoint(self, lease: Lease) -> int | None:
+        """See `PageStore`."""
+        if self._checkpoints is None or not lease.done or lease.done % PAGE:
+            return None
+        return self._checkpoints.claim_checkpoint(self._checkpoint_owner(lease), lease.done)
 
     def pop_restore_checkpoint(self, lease: Lease) -> int | None:
         """See `PageStore`."""
@@ -220,11 +231,8 @@ class SharedPageStore(_CheckpointingStore):
         else:
             self._free.append(page)
 
-    def claim_save_checkpoint(self, lease: Lease) -> int | None:
-        """See `PageStore`."""
-        if self._checkpoints is None or not lease.done or lease.done % PAGE:
-            return None
-        return self._checkpoints.claim_checkpoint(lease.names[-1], lease.done)
+    def _checkpoint_owner(self, lease: Lease) -> Hashable:
+        return lease.names[-1]
 
     def _take_slot_and_trim_pages(
         self, lease: Lease, ids: Sequence[int], states: StateSlots
@@ -363,11 +371,8 @@ class SlotStore(_CheckpointingStore):
         )
         self._free.append(slot)
 
-    def claim_save_checkpoint(self, lease: Lease) -> int | None:
-        """See `PageStore`."""
-        if self._checkpoints is None or not lease.done or lease.done % PAGE:
-            return None
-        return self._checkpoints.claim_checkpoint(lease.pages.slot, lease.done)
+    def _checkpoint_owner(self, lease: Lease) -> Hashable:
+        return lease.pages.slot
 
 
 def _partial_page_name(lease: Lease) -> bytes:

@@ -421,11 +421,8 @@ class Scheduler:
             self._make_room_for(sequence)
         going = [sequence for sequence in going if sequence.lease is not None]
         if going:
-            rows = [
-                self._make_row(sequence, self._reserve_speculation_room(sequence))
-                for sequence in going
-            ]
-            self.runner.submit_step(rows)
+            rows = map(self._make_row, going, map(self._reserve_speculation_room, going))
+            self.runner.submit_step(list(rows))
             self._flight.append(_StepInFlight(going))
 
     def _try_submit_step_ahead(self) -> bool:
@@ -437,11 +434,9 @@ class Scheduler:
         if not self._flight or len(self._flight) >= self.runner.most_steps_in_flight:
             return False
         first = self._flight[0]
-        if (
-            first.begins
-            or first.sequences != going
-            or not all(map(self._try_reserve_room_ahead, going))
-        ):
+        if first.begins or first.sequences != going:
+            return False
+        if not all(map(self._try_reserve_room_ahead, going)):
             return False
         self.runner.submit_step([self._make_row(sequence, known=False) for sequence in going])
         self._flight.append(_StepInFlight(going))

@@ -126,16 +126,14 @@ class LoweredModel:
         self.config, self.context, self._gguf = config, context, gguf
         self._held: dict[str, tuple[mmap.mmap, int]] = {}
         self._tables: dict[Rope, int] = {}
-        self._slots, self._most = slots, most
+        self._slots, self._most, self._states_used = slots, most, 0
         self.x = self.working_floats_address(X, most * config.dim)
         self.logits = self.working_floats_address("logits", MOST_ROWS * config.vocab_size)
         # Of each slot: all recurrent states, one after the other.
-        self.states = self.working_floats_address("states", slots * config.n_state_floats)
+        n_floats = config.n_state_floats
+        self.states = self.working_floats_address("states", slots * n_floats)
         # As those of a slot, behind each of a run's tokens that may be guessed wrong.
-        self.behind = self.working_floats_address(
-            "states behind", (MOST_ROWS - 1) * config.n_state_floats
-        )
-        self._states_used = 0
+        self.behind = self.working_floats_address("states behind", (MOST_ROWS - 1) * n_floats)
         self.operations = [self._lower_embedding(), *self._lower_mtp_input()]
         self.operations += self._lower_layer_embeddings()
         self.ends = [len(self.operations)]
