@@ -41,9 +41,8 @@ class _Group(click.Group):
         """
         for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:
             if name not in self.commands:
-                variable = {"report": "html_report"}.get(name, name).replace("-", "_")
-                module = import_module(_COMMANDS[name])
-                self.add_command(getattr(module, f"{variable}_command"), name)
+                command = f"{name.replace('-', '_')}_command"
+                self.add_command(getattr(import_module(_COMMANDS[name]), command), name)
         return super().get_command(ctx, cmd_name)
 
 

@@ -16,9 +16,7 @@ from orinbench.options import FILE, history_option, option
 @option("-o --output", "The page to write.", type=FILE, required=True, metavar="FILE.html")
 @option("--title", "Title of the page. [default: model and device]", default="")
 @history_option("Database in which runs are looked up.")
-def html_report_command(
-    results: tuple[str, ...], output: Path, title: str, history: Path | None
-) -> int:
+def report_command(results: tuple[str, ...], output: Path, title: str, history: Path | None) -> int:
     """Write one HTML page of results.
 
     It has no scripts and loads nothing.

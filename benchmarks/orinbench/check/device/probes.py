@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from orinbench.check.device.driver_choices import patch_driver
 from orinbench.child import ChildProcess
 
 T = TypeVar("T")
@@ -448,29 +449,6 @@ def exhaust_memory(work: ProbeSettings) -> Found:
     found = {"taken_mb": len(taken) * step >> 20, "before_mb": before >> 20, "left_mb": left >> 20}
     given_back = int(after >= before - step)
     return {**found, "given_back": given_back, "says": said, "named": int("available" in said)}
-
-
-def patch_driver(choice: str) -> None:
-    """Make the driver of this process as a choice has it, where no variable does; opens nothing."""
-    if choice == "wait_for_idle":
-        from tinygrad.runtime.support.nv.tegra import TegraIface
-
-        TegraIface._share_the_gpu = lambda self, channel: None
-    elif choice == "write_combined":
-        from tinygrad.runtime.autogen import nvgpu
-        from tinygrad.runtime.support.nv.tegra import TegraIface
-
-        real = TegraIface._new_channel_buffer
-
-        def write_combined(self: Any, size: int) -> Any:
-            cached = nvgpu.NVMAP_HANDLE_INNER_CACHEABLE
-            nvgpu.NVMAP_HANDLE_INNER_CACHEABLE = nvgpu.NVMAP_HANDLE_WRITE_COMBINE
-            try:
-                return real(self, size)
-            finally:
-                nvgpu.NVMAP_HANDLE_INNER_CACHEABLE = cached
-
-        TegraIface._new_channel_buffer = write_combined
 
 
 PROGRAMS = {
